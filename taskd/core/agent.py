@@ -44,6 +44,14 @@ class NodeEvent(Enum):
     STARTED = "started"
 
 
+class Need(Enum):
+    """What the ranks of a node wait for the manager to order."""
+
+    NOTHING = "nothing"  # all run
+    RECOVERY = "recovery"
+    RELEASE = "release"  # all have finished, or have ended well
+
+
 @dataclass(frozen=True, slots=True)
 class Fence:
     """Kill this rank's whole process group."""
@@ -328,6 +336,14 @@ class Node:
         return out
 
 
+def need_of(node: Node) -> Need:
+    """Return what the ranks wait for."""
+    stages = {slot.status.stage for slot in node.slots.values()}
+    if stages and stages <= _DONE:
+        return Need.RELEASE
+    return Need.RECOVERY if stages & _FAILED else Need.NOTHING
+
+
 def _age(directive: Directive) -> tuple[int, int, int]:
     return directive.ledger.term, directive.generation, directive.sequence
 
@@ -349,6 +365,8 @@ def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
     )
 
 
+_DONE = {Stage.FINISHED, Stage.RELEASED, Stage.DUMPED, Stage.EXITED}
+_FAILED = {Stage.PAUSED, Stage.DEAD}
 Handler = Callable[[Node, JobRank], None]
 
 TABLE: dict[tuple[RankState, NodeEvent], Row[Handler, RankState]] = {

@@ -12,6 +12,7 @@ Rules:
 5. `TABLE` names every pair in which something may be done. An order that comes in any other state has crossed with what
    the main thread has just done, or is heard twice (`ORDERS`): it changes nothing. Any other event there raises.
 6. A RELEASE counts once: heard again, it may find the process at the end of its next resilient function.
+7. After DESERTED no order comes any more: whoever waits for one, now or later, gives up at once.
 """
 
 from collections.abc import Callable
@@ -49,6 +50,7 @@ class WorkerEvent(Enum):
     JOIN = "join"
     RELEASE = "release"
     ABANDON = "abandon"
+    DESERTED = "deserted"  # the agent has ended, and its torchrun goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,8 @@ class Worker:
     """Sequence of the newest RELEASE that was obeyed."""
     step: int = -1
     condition: Condition = Condition.EMPTY
+    deserted: str | None = None
+    """Why no order comes any more; None while one may."""
     _out: list[Action] = field(default_factory=list)
 
     def feed(self, given: Input) -> list[Action]:
@@ -131,6 +135,8 @@ class Worker:
         if row is None:
             raise TransitionError(f"{given.event.name} in state {self.state.name}, generation {self.generation}")
         row.act(self, given)
+        if self.deserted is not None and self.state in _WAITING:
+            self.abandon(Input(WorkerEvent.ABANDON, cause=self.deserted))
         out, self._out = self._out, []
         return out
 
@@ -146,7 +152,7 @@ class Worker:
         """The resilient function is about to be called: train, or wait for a plan if a new world is being built."""
         if self.joins:
             self._pause(Input(WorkerEvent.ENTER, condition=Condition.EMPTY))
-        elif self.pause_generation > self.generation:
+        elif self.pause_generation > self.generation and self.deserted is None:
             self._pause(given)
         else:
             self.state = WorkerState.TRAINING
@@ -233,6 +239,12 @@ class Worker:
         self.state = WorkerState.RELEASED
         self._out += [Break.MEND, GiveUp(given.cause)]
 
+    def desert(self, given: Input) -> None:
+        """The agent has ended. A pause that waits for a commit is off; one that broke collectives takes its course."""
+        self.deserted = given.cause
+        if self.state is WorkerState.INTERRUPTED and self.until_commit:
+            self.state, self.until_commit = WorkerState.TRAINING, False
+
     def _pause(self, given: Input) -> None:
         self.state = WorkerState.PAUSED
         self.pause_generation = max(self.pause_generation, self.generation)
@@ -279,5 +291,8 @@ TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
     **rows((WorkerState.PAUSED,), WorkerEvent.JOIN, Worker.join, WorkerState.JOINING),
     **rows((WorkerState.FINISHED,), WorkerEvent.RELEASE, Worker.release, WorkerState.RELEASED),
     **rows(_WAITING, WorkerEvent.ABANDON, Worker.abandon, WorkerState.RELEASED),
+    **rows((*_OUTSIDE, WorkerState.TRAINING, WorkerState.JOINING), WorkerEvent.DESERTED, Worker.desert),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.DESERTED, Worker.desert, WorkerState.TRAINING),
+    **rows(_WAITING, WorkerEvent.DESERTED, Worker.desert, WorkerState.RELEASED),
 }
 """Every pair of state and event in which something may be done, and what."""

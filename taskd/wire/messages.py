@@ -146,6 +146,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     generation: Counter  # newest generation this agent has heard of
     sent_s: Seconds = 0.0
     leaving: bool = False
+    deserted: bool = False  # the agent has ended by an error: this is its last word, and torchrun decides there
     host: Name = ""  # its name, for people
     cores: Amount = 0  # of the CPU, that its processes may use; 0 if that is not known
     wants: MaybeNode = NodeRank(-1)  # the place that its launcher gave it

@@ -37,6 +37,12 @@ def paused(generation: int = 1) -> Worker:
     return worker
 
 
+def finished() -> Worker:
+    worker = training()
+    worker.feed(Input(WorkerEvent.RETURNED, step=3, condition=CLEAN))
+    return worker
+
+
 def test_a_survivor_comes_out_joins_and_trains() -> None:
     worker = training()
     assert worker.feed(Input(WorkerEvent.PAUSE, generation=1)) == [Break.BREAK]
@@ -175,3 +181,39 @@ def test_an_order_that_has_crossed_with_something_changes_nothing(state: WorkerS
         before = copy.deepcopy(worker)
         assert worker.feed(Input(event, generation=9, plan=plan(9), sequence=9)) == []
         assert worker == before
+
+
+def deserted(worker: Worker) -> list[object]:
+    return list(worker.feed(Input(WorkerEvent.DESERTED, cause="the agent has ended")))
+
+
+def test_whoever_waits_when_the_agent_ends_gives_up() -> None:
+    for waiting in (paused(), finished()):
+        assert deserted(waiting) == [Break.MEND, GiveUp("the agent has ended")]
+        assert waiting.state is WorkerState.RELEASED
+
+
+def test_whoever_comes_to_wait_later_gives_up_at_once() -> None:
+    """Also of a second resilient function, and where a pause was heard before it began."""
+    worker = training()
+    assert deserted(worker) == []
+    end = [Report(0, Stage.FINISHED, 3, CLEAN), Break.MEND, GiveUp("the agent has ended")]
+    assert worker.feed(Input(WorkerEvent.RETURNED, step=3, condition=CLEAN)) == end
+    worker.pause_generation = 4
+    assert worker.feed(Input(WorkerEvent.ENTER, step=3, condition=CLEAN)) == [Report(0, Stage.TRAINING, 3, CLEAN)]
+    out = worker.feed(Input(WorkerEvent.RAISED, step=3, condition=TORN, cause="RuntimeError"))
+    assert out[1:] == [Break.MEND, GiveUp("the agent has ended")]
+
+
+def test_a_pause_that_waits_for_a_commit_is_off_when_the_agent_ends() -> None:
+    worker = training()
+    worker.feed(Input(WorkerEvent.PAUSE, generation=1, at_commit=True))
+    assert deserted(worker) == []
+    assert not worker.interrupted
+    assert worker.feed(Input(WorkerEvent.COMMITTED, step=4, condition=CLEAN)) == [Report(0, Stage.COMMITTED, 4, CLEAN)]
+
+
+def test_a_newcomer_without_an_agent_gives_up() -> None:
+    worker = Worker(generation=1, joins=True)
+    assert deserted(worker) == []
+    assert worker.feed(Input(WorkerEvent.ENTER))[1:] == [Break.MEND, GiveUp("the agent has ended")]

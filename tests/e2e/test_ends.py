@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert stranger.process.poll() is None
     stranger.release("stranger")
     assert stranger.end() == 0
+
+
+@pytest.mark.parametrize("number", everyday([signal.SIGTERM, signal.SIGINT], signal.SIGTERM), ids=lambda one: one.name)
+def test_a_graceful_stop_comes_to_the_end_of_the_script(make_job: MakeJob, number: int) -> None:
+    """As preemption sends it. The ranks leave their training function together, save, and go on behind it."""
+    seconds = {}
+    for switch in ("on", None):
+        job = make_job(2)
+        started_s = time.monotonic()
+        job.start("stops.py", {"signals": [number]}, env={"TASKD_PROCESS_ENABLE": switch, "TASKD_STANDBY": "0"})
+        assert job.end(limit_s=60) == 1, job.output
+        seconds[switch] = time.monotonic() - started_s
+        assert {path.name for path in job.folder.iterdir()} >= {"model.pt", "behind-0", "behind-1"}, job.output
+        assert f"got signal: {number:d}" in job.output
+        assert "no manager answers" not in job.output
+    assert seconds["on"] < seconds[None] + 5, seconds
 
 
 @pytest.mark.thorough

@@ -67,12 +67,12 @@ class Node:
     @property
     def heard_s(self) -> float:
         """When its manager has answered last."""
-        return self.agent._timeout._answered_s
+        return self.agent._timeout.answered_s
 
     @property
     def lives(self) -> bool:
         """Whether its loop runs."""
-        thread = self.agent._thread
+        thread = self.agent._loop._thread
         return thread is not None and thread.is_alive()
 
     def close(self) -> None:

@@ -235,6 +235,22 @@ def test_nobody_recovers_it(make: Make) -> None:
         pair.link.await_order()
 
 
+@pytest.mark.parametrize("first", ["waits", "is deserted"])
+def test_an_agent_that_ends_keeps_nobody_waiting(make: Make, first: str) -> None:
+    """Its torchrun lives on. Whoever has finished leaves the function, whether it waits already or comes later."""
+    pair = make()
+    pair.link.enter(5, CLEAN)
+    pair.stage(Stage.TRAINING, 3, 5)
+    if first == "waits":
+        pair.link.returned(5, CLEAN)
+        pair.stage(Stage.FINISHED, 3, 5)
+    pair.close()
+    if first == "is deserted":
+        pair.link.returned(5, CLEAN)
+    with pytest.raises(AbandonedError, match="the agent of this node has ended"):
+        pair.link.await_order()
+
+
 def test_an_order_of_a_world_that_has_failed_is_forgotten(make: Make) -> None:
     """A plan is out, and a newer pause crosses with it: the main thread must not join the older world."""
     pair = make()

@@ -69,10 +69,11 @@ class ScriptedRuntime:
         self._note(f"mode {mode}")
 
     places: int | None = None
+    ended = False
 
-    def of(self, given_master_addr: str | None, node_count: int, spec: object) -> "ScriptedRuntime":
+    def of(self, master_addr: str | None, node_count: int, spec: object) -> "ScriptedRuntime":
         del spec
-        self._note(f"made for {node_count} nodes, master {given_master_addr}")
+        self._note(f"made for {node_count} nodes, master {master_addr}")
         return self
 
     def ask(self, wants: int, local_ranks: int, least: int, templates: Templates) -> None:

@@ -8,7 +8,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousParameters
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import create_rdzv_handler
 from torch.distributed.run import config_from_args, parse_args
 
-from taskd.adaptors.torchrun.agent import _max_restarts
+from taskd.adaptors.torchrun.given import max_restarts
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 
 PARAMETERS = RendezvousParameters("static", "127.0.0.1:1", "job", 1, 1, rank=0)
@@ -21,7 +21,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, words: str, variable: str | None) -> 
         monkeypatch.setenv("PET_MAX_RESTARTS", variable)
     monkeypatch.setattr(sys, "argv", ["torchrun", *words.split()])
     config, command, arguments = config_from_args(parse_args(words.split()))
-    return _max_restarts(
+    return max_restarts(
         WorkerSpec(
             role="default",
             local_world_size=config.nproc_per_node,

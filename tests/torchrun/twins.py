@@ -69,8 +69,8 @@ LATER_OPTIONS = (
 class Launch:
     """A job. In all texts {folder} stands for its folder, {port} for a free port, {observer} for `OBSERVER`.
 
-    `nodes` has torchrun's arguments for each node, after PET_NAME=value for its own variables; the later ones start
-    when somebody writes to the FIFO `after`.
+    `nodes` has torchrun's arguments for each node, after NAME=value for its own variables.
+    The later nodes start when somebody writes to the FIFO `after`.
     With `manager` the one with taskd gets a manager at TASKD_MANAGER=127.0.0.1:{manager}.
     """
 

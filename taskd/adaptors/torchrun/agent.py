@@ -24,9 +24,11 @@ from torch.distributed.elastic.multiprocessing.api import SignalException, Subpr
 from taskd.adaptors.torchrun import entry
 from taskd.adaptors.torchrun.command import NUMA_REASON, START, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
+from taskd.adaptors.torchrun.given import given_master_addr, keeps_logs, max_restarts
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.isolation import isolated
 from taskd.adaptors.torchrun.logs import spare_earlier
+from taskd.adaptors.torchrun.refusal import refuse_wrong_settings
 from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
@@ -34,7 +36,6 @@ from taskd.config.address import knows_manager
 from taskd.config.process import environment, hand_down, profile_nccl, starting_with, withhold
 from taskd.config.settings import DESCRIPTORS, SECRET, SIGCHLD_IGNORED
 from taskd.core.descriptors import needed_descriptors, plan_descriptors
-from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 from taskd.errors import RoomError, TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
 from taskd.runtime.system.descriptors import (
@@ -48,13 +49,11 @@ from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_MASTER_ADDR: Final = "127.0.0.1"
-_LOG_OPTIONS: Final = (("-r", "PET_REDIRECTS"), ("--re", "PET_REDIRECTS"), ("-t", "PET_TEE"), ("--t", "PET_TEE"))
 _ROUND_KEY: Final = "taskd/round"
 _weave_lock: Final = threading.Lock()
 
 
-def _make_node_runtime(given_master_addr: str | None, node_count: int, spec: WorkerSpec) -> NodeRuntime:
+def _make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec) -> NodeRuntime:
     with isolated():
         from taskd.adaptors.torchrun.store import NodeStore
         from taskd.config.agent import AgentConfig
@@ -63,7 +62,9 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int, spec: Wor
         from taskd.runtime.box.shim import REINSTALL, library_path
 
     fill_standard_descriptors()
-    config = AgentConfig.from_environment(master_addr=given_master_addr, node_count=node_count)
+    config = AgentConfig.from_environment(master_addr=master_addr, node_count=node_count)
+    if config.manager is not None:
+        config.security.check(config.manager, "connect to")
     withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs
     needed = needed_descriptors(
         open_descriptors(),
@@ -71,7 +72,7 @@ def _make_node_runtime(given_master_addr: str | None, node_count: int, spec: Wor
         config.standbys,
         node_count,
         embeds=config.manager is None,
-        logs=any(_is_given(spec, *option) for option in _LOG_OPTIONS),
+        logs=keeps_logs(spec),
     )
     _find_descriptors(needed, parse_command(spec.entrypoint, spec.args, sys.executable))
     if stop_ignoring_sigchld():
@@ -102,19 +103,26 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._taskd_runtime: NodeRuntime | None = None
-        self._taskd_disabled = False
         self._taskd_host: TorchrunHost | None = None
-        self._taskd_template = TemplateProcess(_command_of(self._worker_group.spec))
+        self._taskd_template: TemplateProcess | None = None
         self._taskd_commands: dict[LocalRank, Command] = {}
         self._taskd_restarting = False
-        self._taskd_candidate = False
+        self._taskd_candidate = self._taskd_asked = False
         self._taskd_formed = False
+        self._taskd_disabled = not self._taskd_guarded(self._taskd_set_up)
+
+    def _taskd_set_up(self) -> None:
+        spec = self._worker_group.spec
+        refuse_wrong_settings(spec)
+        self._taskd_template = TemplateProcess(_command_of(spec))
 
     # Finding the place of this node
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        runtime = self._taskd_ask(worker_group)
-        if runtime is None:
+        self._taskd_asked = False
+        self._taskd_guarded(lambda: self._taskd_ask(worker_group))
+        runtime = self._taskd_runtime
+        if runtime is None or not self._taskd_asked:
             super()._rendezvous(worker_group)
             return
         self._taskd_await_check(worker_group.spec, runtime)
@@ -126,21 +134,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             worker_group.store = HashStore()  # type: ignore[assignment]
         self._store = worker_group.store
 
-    def _taskd_ask(self, worker_group: WorkerGroup) -> NodeRuntime | None:
-        """The runtime, having asked the manager; None if there is nobody to ask, or the job is known already."""
+    def _taskd_ask(self, worker_group: WorkerGroup) -> None:
+        """Ask the manager, if there is one to ask and the job is not known already."""
         spec, nodes = worker_group.spec, entry.most_nodes(worker_group.spec)
         if self._taskd_runtime is not None or self._taskd_disabled:
-            return None
-        self._taskd_guarded(lambda: self._taskd_make(worker_group, _given_master_addr(spec), nodes))
-        runtime = self._taskd_runtime
-        if runtime is None or (nodes == 1 and not runtime.checks):
-            return None
-        asked = self._taskd_guarded(
-            lambda: runtime.ask(
-                entry.wanted_place(spec), spec.local_world_size, entry.least_nodes(spec), self._taskd_template
-            )
-        )
-        return runtime if asked else None
+            return
+        self._taskd_make(worker_group, given_master_addr(spec), nodes)
+        runtime, template = self._taskd_runtime, self._taskd_template
+        if runtime is not None and template is not None and (nodes > 1 or runtime.checks):
+            runtime.ask(entry.wanted_place(spec), spec.local_world_size, entry.least_nodes(spec), template)
+            self._taskd_asked = True
 
     def _taskd_await_check(self, spec: WorkerSpec, runtime: NodeRuntime) -> None:
         """Leave if this node was found unfit. The others may still meet in the rendezvous: it stays open."""
@@ -155,13 +158,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         # Only now do the worker group's ids agree with the processes: before, a replacement would be undone.
         runtime, host = self._taskd_runtime, self._taskd_host
         if runtime is not None and host is not None:
-            identity = replace(_identify(worker_group), candidate=self._taskd_candidate)
-            if not self._taskd_guarded(lambda: runtime.started(host, identity)):
-                host.stock()
+            self._taskd_or_part(lambda: runtime.started(host, self._taskd_identify(worker_group)))
+
+    def _taskd_identify(self, worker_group: WorkerGroup) -> NodeIdentity:
+        return replace(_identify(worker_group), candidate=self._taskd_candidate)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._taskd_host = None
         self._taskd_formed = False
+        if self._taskd_runtime is not None and self._taskd_runtime.ended:
+            self._taskd_part()
         self._taskd_guarded(lambda: self._taskd_prepare(worker_group))
         if self._taskd_runtime is None:
             return dict(super()._start_workers(worker_group))
@@ -178,25 +184,42 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             ids = dict(super()._start_workers(worker_group))
         vars(self._pcontext).update(real)
         self._taskd_guarded(lambda: self._taskd_take_over(worker_group))
+        if self._taskd_host is None:
+            self._taskd_part()
         return ids
 
     def _taskd_prepare(self, worker_group: WorkerGroup) -> None:
         identity = _identify(worker_group)
         self._taskd_make(worker_group, identity.given_master_addr, identity.node_count)
 
-    def _taskd_make(self, worker_group: WorkerGroup, given_master_addr: str | None, node_count: int) -> None:
+    def _taskd_or_part(self, call: Callable[[], None]) -> bool:
+        """Whether a call into taskd went well. If not, the ranks are torchrun's alone, and so are the next ones."""
+        well = self._taskd_guarded(call)
+        if not well:
+            self._taskd_part()
+        return well
+
+    def _taskd_part(self) -> None:
+        runtime, host = self._taskd_runtime, self._taskd_host
+        self._taskd_runtime, self._taskd_host, self._taskd_disabled = None, None, True
+        if host is not None:
+            self._taskd_guarded(host.stock)
+        if runtime is not None:
+            self._taskd_guarded(runtime.stop)
+
+    def _taskd_make(self, worker_group: WorkerGroup, master_addr: str | None, node_count: int) -> None:
         if self._taskd_runtime is not None or self._taskd_disabled:
             return
         if not isinstance(worker_group.spec.entrypoint, str):
             self._taskd_disabled = True
             logger.warning("the ranks run a function, expected a script: taskd leaves this job to torchrun")
             return
-        if entry.least_nodes(worker_group.spec) and not knows_manager(environment(), given_master_addr):
+        if entry.least_nodes(worker_group.spec) and not knows_manager(environment(), master_addr):
             self._taskd_disabled = True
             logger.info("no manager is known, and the job may grow: taskd leaves it to torchrun")
             return
         self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
-        self._taskd_runtime = _make_node_runtime(given_master_addr, node_count, worker_group.spec)
+        self._taskd_runtime = _make_node_runtime(master_addr, node_count, worker_group.spec)
         set_aside(worker_group.spec.rdzv_handler, self._taskd_leads)
         self._taskd_disabled = False
 
@@ -205,8 +228,12 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         runtime, host = self._taskd_runtime, self._taskd_host
         if runtime is None or host is None or not host.leads:
             return False
-        self._taskd_formed = self._taskd_formed or runtime.outlook(0.0) is Outlook.LIVING
+        if not self._taskd_formed:
+            self._taskd_or_part(lambda: self._taskd_look(runtime))
         return self._taskd_formed
+
+    def _taskd_look(self, runtime: NodeRuntime) -> None:
+        self._taskd_formed = runtime.outlook(0.0) is Outlook.LIVING
 
     def _taskd_weave(self, worker_group: WorkerGroup, given: dict[str, Any]) -> None:
         """Put every rank's script under boot, and the runtime's variables into its environment, in place."""
@@ -248,14 +275,14 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         return str(store.get(_ROUND_KEY).decode())
 
     def _taskd_take_over(self, worker_group: WorkerGroup) -> None:
-        context = self._pcontext
-        if not isinstance(context, SubprocessContext) or not self._taskd_commands:
+        context, template = self._pcontext, self._taskd_template
+        if not isinstance(context, SubprocessContext) or not self._taskd_commands or template is None:
             return
         host = TorchrunHost(
             context,
             worker_group,
             self._taskd_commands,
-            self._taskd_template,
+            template,
             self._taskd_forbid_restart,
             self._taskd_has_others,
             stand_ins=self._taskd_candidate,
@@ -276,7 +303,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         host = self._taskd_host
         if host is not None:
-            host.await_turn(formed=self._taskd_leads())
+            self._taskd_or_part(lambda: host.await_turn(formed=self._taskd_leads()))
         with host.lock if host is not None else contextlib.nullcontext():
             result: RunResult = super()._monitor_workers(worker_group)
         self._taskd_result = result
@@ -284,14 +311,17 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         runtime, host = self._taskd_runtime, self._taskd_host
-        if runtime is not None and runtime.await_end(self._exit_barrier_timeout):
+        awaited: list[bool] = []
+        if runtime is not None:
+            self._taskd_guarded(lambda: awaited.append(runtime.await_end(self._exit_barrier_timeout)))
+        if runtime is not None and awaited == [True]:
             self._taskd_guarded(runtime.stopping)  # the manager's last word has then come to the host
         else:
             if host is not None:
                 self._store: Any = LeavableStore(self._store, lambda: host.given_up)
             super()._exit_barrier()  # type: ignore[no-untyped-call]
         if host is not None:
-            host.overrule(self._taskd_result)
+            self._taskd_guarded(lambda: host.overrule(self._taskd_result))
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         self._taskd_restarting = True
@@ -303,7 +333,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         runtime = self._taskd_runtime
         if self._taskd_host is not None:
-            self._taskd_host.begin_closing()
+            self._taskd_guarded(self._taskd_host.begin_closing)
         if runtime is not None:
             self._taskd_guarded(runtime.stopping)
         try:
@@ -312,7 +342,8 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             if not self._taskd_restarting:
                 if runtime is not None:
                     self._taskd_guarded(runtime.stop)
-                self._taskd_template.close()
+                if self._taskd_template is not None:
+                    self._taskd_guarded(self._taskd_template.close)
 
     def _taskd_guarded(self, call: Callable[[], None]) -> bool:
         """Whether a call into taskd went well. It must never be the end of a job that torchrun alone would run."""
@@ -335,8 +366,8 @@ def _identify(worker_group: WorkerGroup) -> NodeIdentity:
         node_rank=NodeRank(worker_group.group_rank or 0),
         node_count=int(worker_group.group_world_size or 1),
         ranks=tuple(JobRank(worker.global_rank) for worker in worker_group.workers),
-        given_master_addr=_given_master_addr(spec),
-        max_restarts=_max_restarts(spec),
+        given_master_addr=given_master_addr(spec),
+        max_restarts=max_restarts(spec),
         min_nodes=entry.least_nodes(spec),
     )
 
@@ -345,33 +376,6 @@ def _command_of(spec: WorkerSpec) -> Command | None:
     if not isinstance(spec.entrypoint, str):
         return None
     return parse_command(spec.entrypoint, spec.args, sys.executable)
-
-
-def _given_master_addr(spec: WorkerSpec) -> str | None:
-    """torchrun fills in its default address with a static rendezvous; only the command line tells who chose it."""
-    address = spec.master_addr
-    if address == _DEFAULT_MASTER_ADDR and not _is_given(spec, "--master-a", "PET_MASTER_ADDR"):
-        return None
-    return address
-
-
-def _max_restarts(spec: WorkerSpec) -> int:
-    """The job's budget. torchrun's default, which ends a job at its first fault, counts only if it was asked for."""
-    asked = spec.max_restarts > 0 or _is_given(spec, "--max", "PET_MAX_RESTARTS")
-    return int(spec.max_restarts) if asked else DEFAULT_MAX_RESTARTS
-
-
-def _is_given(spec: WorkerSpec, option: str, variable: str) -> bool:
-    """Whether the user has set an option of torchrun, on the command line or as one of its variables.
-
-    `option` is the shortest form that torchrun understands. The script's own arguments come last and do not count.
-    """
-    own = list(sys.argv[1:])
-    for arg in reversed(spec.args):
-        if not own or own[-1] != str(arg):
-            break
-        own.pop()
-    return variable in environment() or any(arg.replace("_", "-").startswith(option) for arg in own)
 
 
 Change = Callable[[dict[str, Any]], None]

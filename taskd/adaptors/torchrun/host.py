@@ -339,8 +339,16 @@ class TaskdContext(SubprocessContext):
         vars(context)["_taskd_host"] = host
 
     def _poll(self) -> RunProcsResult | None:
-        return self._taskd_host.poll(super()._poll)
+        try:
+            return self._taskd_host.poll(super()._poll)
+        except Exception:
+            logger.exception("taskd failed at a look at the ranks; torchrun goes on with its own behaviour")
+            self.__class__ = SubprocessContext  # type: ignore[assignment]
+            return self._poll()
 
     def _close(self, *args: Any, **kwargs: Any) -> None:
-        self._taskd_host.begin_closing()
+        try:
+            self._taskd_host.begin_closing()
+        except Exception:
+            logger.exception("taskd failed when torchrun began to end the ranks")
         super()._close(*args, **kwargs)

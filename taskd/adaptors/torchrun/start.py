@@ -27,7 +27,7 @@ from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
 from taskd.config.process import forget_start, take_over
 from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig, WorkerConfig
-from taskd.errors import ConfigError
+from taskd.errors import ConfigError, TaskdError
 from taskd.runtime.system.descriptors import fill_standard_descriptors, set_descriptor_limit
 from taskd.runtime.system.sigchld import ignore_sigchld
 
@@ -58,6 +58,8 @@ def _try_to_prepare(isolation: ImportIsolation) -> None:
         if _is_rank():
             with isolation:
                 prepare_rank(isolation)
+    except TaskdError as error:  # such as an agent that has ended
+        logger.warning("taskd cannot prepare this process: %s; the script runs without recovery", error)
     except Exception:
         logger.exception("taskd could not prepare this process; the script runs without recovery")
 

@@ -7,10 +7,12 @@ Rules:
 2. Whatever was heard while a phase could do nothing with it is looked at again when the job runs.
 """
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from taskd.core.membership.places import age
 from taskd.core.membership.quorum import has_quorum
+from taskd.core.recovery.actions import Note
 from taskd.core.recovery.budget import Budget
 from taskd.core.recovery.causes import of_report
 from taskd.core.recovery.events import EVENT_OF_STAGE, JOINED, Formed, Isolated, NodeLeaves, NodeLost, Overtaken
@@ -23,6 +25,8 @@ from taskd.wire.messages import NodeStatus, RankStatus, Stage
 
 if TYPE_CHECKING:
     from taskd.core.recovery.machine import Recovery
+
+MISSING_S: Final = 10.0
 
 
 def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: float) -> None:
@@ -104,6 +108,24 @@ def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
 
 
 # ---- a job that forms
+
+
+def tell_missing(core: "Recovery", now_s: float) -> None:
+    """Tell the operator, once, that torchrun runs on some nodes and others are not heard."""
+    phase, known = core.state, core.world.nodes.by_place
+    formed = {view.status.node_count for view in known.values()} - {0}
+    if not (isinstance(phase, Forming) and formed) or phase.told or now_s - phase.since_s < MISSING_S:
+        return
+    missing = sorted(set(range(max(formed))) - set(known))
+    if missing:
+        core.state = replace(phase, told=True)
+        places = ", ".join(map(str, missing))
+        text = (
+            f"{len(missing)} of {max(formed)} nodes missing after {MISSING_S:g} s, node {places}: "
+            "nothing is recovered until they report to this manager; compare TASKD_MANAGER, TASKD_JOB_ID and the "
+            "secret there"
+        )
+        core.job.out.append(Note(text, warns=True))
 
 
 def form(core: "Recovery", now_s: float) -> None:

@@ -183,6 +183,7 @@ class Recovery:
             self.fire(NodeLost(place), now_s)
         if self.phase is Phase.FORMING:
             intake.form(self, now_s)
+            intake.tell_missing(self, now_s)
         if self.phase is Phase.ANNOUNCING:
             self.fire(Echoed(), now_s)
         if self.phase not in (Phase.FORMING, Phase.STOPPED):

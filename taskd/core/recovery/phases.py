@@ -43,6 +43,8 @@ class Forming:
 
     kind: ClassVar[Phase] = Phase.FORMING
     since_s: float = 0.0
+    told: bool = False
+    """The operator knows that nodes are missing."""
 
 
 @dataclass(frozen=True, slots=True)

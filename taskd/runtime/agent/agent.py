@@ -6,28 +6,27 @@ Rules:
 2. One thread owns all state. torchrun's main thread only leaves notes in the inbox.
 3. Without an answer of the manager for `manager_wait_s`, torchrun's own behaviour takes over, with one warning; when
    the manager answers again, taskd takes back.
+4. However this thread ends, no rank waits for an order any more, and torchrun's own behaviour takes over (`_desert`).
 """
 
 import logging
-import os
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack
 from math import ceil, inf
 
 import zmq
 from typing_extensions import assert_never
 
 from taskd.config.agent import AgentConfig
-from taskd.core.agent import Action, Node
+from taskd.core.agent import Action, Node, need_of
 from taskd.core.membership.heartbeats import HELD_S, Heartbeats
 from taskd.core.membership.plausible import strange
 from taskd.core.rendezvous import Rendezvous
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.embedded import connect
 from taskd.runtime.agent.job_status import JobStatus
+from taskd.runtime.agent.loop import AgentLoop
 from taskd.runtime.agent.manager_timeout import ManagerTimeout
 from taskd.runtime.agent.node_checker import NodeChecker
 from taskd.runtime.agent.observer import Observer
@@ -36,7 +35,7 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.statuses import Reports, Urgent
-from taskd.runtime.agent.supervisor import RankSupervisor
+from taskd.runtime.agent.supervisor import WAITING, RankSupervisor
 from taskd.runtime.agent.warm_up import WarmUp
 from taskd.runtime.links.identity import agent_of
 from taskd.runtime.links.links import AgentSocket
@@ -64,6 +63,7 @@ from taskd.wire.messages import (
 from taskd.wire.standbys import Probed
 
 logger = logging.getLogger(__name__)
+ENDS = "torchrun ends its ranks"
 
 
 class NodeAgent:
@@ -76,25 +76,30 @@ class NodeAgent:
         self._serve_store = serve_store
         self._reports = Reports(config.job_id)
         self._node = Node(agent_id=agent_of(self._reports.proof))
-        self._files = RankFiles(config.run_dir, config.job_id)
-        self._server = LocalServer(self._files.socket)
-        self._deaths = DeathWatch()
+        with ExitStack() as opened:
+            self._files = RankFiles(config.run_dir, config.job_id)
+            opened.callback(self._files.close)
+            self._server = LocalServer(self._files.socket)
+            opened.callback(self._server.close)
+            self._deaths = DeathWatch()
+            opened.callback(self._deaths.close)
+            self._loop = AgentLoop(self._serve, self._desert)
+            opened.pop_all()
         self._pool = self.pool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
         self._ranks = RankSupervisor(self._files, self._deaths, self._pool, config.preload)
         self._processes = self._ranks.processes
         self._observer = Observer(config.job_id, self._ranks, self._reports.proof)
         self._identity: NodeIdentity | None = None
+        self._host: WorkerHost | None = None
+        """The newest, whether this thread has taken it over yet or not."""
         self._link: AgentSocket | None = None
         self._manager: Manager | None = None
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._thread: threading.Thread | None = None
-        self._done = self._closed = self._leaving = self._warned = False
+        self._closed = self._leaving = self._warned = False
         self._told: Urgent | None = None
         self._local_ranks, self._stock = 1, config.presumes_manager  # until one answers
         self._heartbeats, self._held_s, self._sent_s = Heartbeats(config.heartbeat_s), inf, 0.0
-        self._timeout = ManagerTimeout(config.manager_wait_s)
         self._job = JobStatus(config.manager_wait_s, presumed=config.presumes_manager)
+        self._timeout = ManagerTimeout(config, self._job)
         self._warmup = WarmUp(self._pool, self._processes.any_peer, self._ranks.runs_python, learn=config.learn_modules)
         self._node_checker = NodeChecker(self._pool, self._deaths, config.run_dir)
 
@@ -106,15 +111,23 @@ class NodeAgent:
 
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
         """All processes of this node run."""
-        self._post(lambda: self._take_over(host, identity))
-        self._begin()
+        self._host = host
+        if self._loop.post(lambda: self._take_over(host, identity)):
+            self._loop.begin()
+        else:
+            host.stock()
 
     def ask(self, wants: NodeRank, local_ranks: int, least: int, templates: Templates) -> None:
         """Tell the manager that this node comes."""
         self._reports.wants, self._reports.least, self._local_ranks = wants, least, local_ranks
         self._ranks.lend(templates)
-        self._post(self._come)
-        self._begin()
+        self._loop.post(self._come)
+        self._loop.begin()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by an error: processes that start now are torchrun's alone."""
+        return self._loop.deserted
 
     @property
     def checks(self) -> bool:
@@ -141,11 +154,6 @@ class NodeAgent:
         self._job.await_end(timeout_s)
         return True
 
-    def _begin(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="taskd-agent", daemon=True)
-            self._thread.start()
-
     @property
     def _resized(self) -> bool:
         identity = self._identity
@@ -153,69 +161,60 @@ class NodeAgent:
 
     def stopping(self) -> None:
         """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
-        if self._closed:
-            return
-        quiet = threading.Event()
+        if not self._closed:
+            self._loop.settle(self._rest)
 
-        def leave() -> None:
-            self._leaving = True
-            self._ranks.rest()
-            quiet.set()
-
-        self._post(leave)
-        if self._thread is not None and self._thread.is_alive():
-            quiet.wait(5.0)
+    def _rest(self) -> None:
+        self._leaving = True
+        self._ranks.rest()
+        self._ranks.release_waiting(self._node, ENDS)
 
     def stop(self) -> None:
         """The processes have ended: close everything."""
         if self._closed:
             return
-        self._post(self._finish)
-        if self._thread is not None:
-            self._thread.join()
         self._closed = True
-        self._pool.close()
-        self._server.close()
-        self._files.close()
-        self._deaths.close()
-        if self._manager is not None:
-            self._manager.stop()
-        if self._link is not None:
-            self._link.close(flush_s=0.2)  # the last word: this node leaves
-        os.close(self._wake)
-
-    def _post(self, note: Callable[[], None]) -> None:
-        self._inbox.append(note)
-        os.eventfd_write(self._wake, 1)
-
-    def _finish(self) -> None:
-        self._leaving = self._done = True
+        self._loop.post(self._rest)
+        if not self._loop.finish():
+            logger.error("the agent of this node does not end; torchrun ends without it (please report this)")
+            return
+        with ExitStack() as closing:  # the last first, each whatever becomes of the others
+            closing.callback(self._loop.close)
+            if self._link is not None:
+                closing.callback(self._link.close, flush_s=0.2)  # the last word: this node leaves
+            if self._manager is not None:
+                closing.callback(self._manager.stop)
+            for part in (self._deaths, self._files, self._server, self._pool):
+                closing.callback(part.close)
 
     # ---- the loop (its own thread)
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         poller = zmq.Poller()
-        for fd in (self._wake, self._server.fileno(), self._deaths.fileno()):
-            poller.register(fd, zmq.POLLIN)
-        try:
-            while not self._done:
-                if poller.poll(self._pause_ms()) or self._link is None or not self._link.connected:
-                    self._receive(poller)
-                self._advance()
-        except Exception:
-            logger.exception("the agent of this node has failed; torchrun goes on without taskd (please report this)")
-            self._ranks.stock()
+        for part in (self._loop, self._server, self._deaths):
+            poller.register(part.fileno(), zmq.POLLIN)
+        while not self._loop.done:
+            if poller.poll(self._pause_ms()) or self._link is None or not self._link.connected:
+                self._receive(poller)
+            self._advance()
         self._report()
+
+    def _desert(self) -> None:
+        """Leave the ranks to torchrun: each step, whatever becomes of the others."""
+        self._stock = self._reports.deserted = True
+        with ExitStack() as steps:  # the last first
+            steps.callback(self._report)  # the other nodes' agents leave theirs, too
+            if self._host is not None:
+                steps.callback(self._host.stock)
+            steps.callback(self._job.give_up)
+            steps.callback(self._server.hang_up)
 
     def _pause_ms(self) -> int:
         due_s = min(self._heartbeats.due_s, self._held_s, self._observer.due_s or inf, self._node_checker.due_s)
         return max(0, ceil((due_s - time.monotonic()) * 1000))
 
     def _receive(self, poller: zmq.Poller) -> None:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake)
-        while self._inbox:
-            self._inbox.popleft()()
+        self._loop.work()
         endings = self._deaths.events()
         for peer, message in self._server.receive():  # what the dead have said explains their end
             self._hear_local(peer, message)
@@ -268,7 +267,7 @@ class NodeAgent:
     def _open_link(self) -> None:
         if self._link is None:
             self._reports.store = self._serve_store()
-            self._link, self._manager = connect(self._config, self._local_ranks, self._files, lambda: bool(self._inbox))
+            self._link, self._manager = connect(self._config, self._local_ranks, self._files, self._loop.__len__)
 
     # ---- what comes in
 
@@ -303,8 +302,8 @@ class NodeAgent:
         self._perform_all(self._node.report(rank, report))
         if report.stage is Stage.COMMITTED:
             self._warmup.committed(peer)
-        if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
-            peer.send(Abandon(reason="no manager answers"))
+        if report.stage in WAITING and (self._stock or self._leaving):
+            peer.send(Abandon(reason=ENDS if self._leaving else "no manager answers"))
 
     def _hear_manager(self, message: FromManager) -> None:
         self._timeout.renew()
@@ -336,7 +335,7 @@ class NodeAgent:
         self._job.learn(directive)
         if self._identity is None:
             return  # not ready for a place; it is told again
-        if self._stock:
+        if self._stock and not (self._warned and directive.order is Order.FORM):
             self._stock = False
             if self._warned:
                 logger.warning("the manager answers: taskd recovers again")
@@ -348,12 +347,11 @@ class NodeAgent:
         self._observer.answer_probe(self._node, directive.probe)
 
     def _watch_the_clock(self) -> None:
-        now_s = time.monotonic()
-        waited_s = self._timeout.spent_s(self._job.places or 1, ended=self._ranks.have_ended(self._node))
-        if waited_s is not None and self._link is not None and (self._identity is not None or self.checks):
-            where = self._link.trouble or f"no manager answers at {self._config.manager}"
-            self._go_stock(f"{where} for {waited_s:g} s")
-        self._warmup.look(now_s)
+        if self._link is not None:
+            why = self._timeout.look(need_of(self._node), self._link.trouble, embedded=self._manager is not None)
+            if why:
+                self._go_stock(why)
+        self._warmup.look(now_s := time.monotonic())
         self._ranks.starts.expire(self._node, now_s)
         self._node_checker.expire()
 
@@ -366,15 +364,16 @@ class NodeAgent:
                 self._ranks.give_up(reason)
 
     def _go_stock(self, reason: str) -> None:
-        if self._node.place is None and self._identity is not None:
+        self._job.give_up()
+        if self._identity is None:
+            return  # torchrun has started nothing yet
+        if self._node.place is None:
             self._ranks.give_up(f"{reason}, and this node holds no place")
         elif not self._stock:
             self._stock = self._warned = True
             logger.warning("%s: torchrun's own behaviour takes over; taskd keeps trying", reason)
             self._ranks.stock()
-        self._job.give_up()
-
-    # ---- what goes out
+            self._ranks.release_waiting(self._node, reason)
 
     def _perform_all(self, actions: list[Action]) -> None:
         self._ranks.perform(self._node, actions, may_start=not self._leaving and not self._stock)

@@ -21,6 +21,8 @@ class JobStatus:
         self._changed = threading.Condition()
         self.places: int | None = None
         """Number of places of the job; None until a manager answers."""
+        self.missing = 0
+        """Places that no node has taken yet."""
         self.runs = False
         """The job trains, and the manager has nothing in hand."""
         self._ended = False
@@ -51,6 +53,8 @@ class JobStatus:
         """Take in the manager's directive."""
         with self._changed:
             self.places, self.runs = directive.node_count, directive.order is Order.RUN
+            self.missing = directive.node_count - len(directive.places)
+            self._given_up = False
             self._outlook = Outlook.FORMING if directive.order is Order.FORM else Outlook.LIVING
             self._ended = self._ended or directive.order is Order.STOP
             self._changed.notify_all()
@@ -66,7 +70,7 @@ class JobStatus:
         if timeout_s is None:
             timeout_s = max(0.0, self._until_s - time.monotonic())
         with self._changed:
-            self._changed.wait_for(lambda: self._outlook is not Outlook.UNKNOWN, timeout_s)
+            self._changed.wait_for(lambda: self._outlook is not Outlook.UNKNOWN or self._given_up, timeout_s)
             return self._outlook
 
     def await_end(self, timeout_s: float) -> None:

@@ -182,6 +182,11 @@ class NodeRuntime(Protocol):
         ...
 
     @property
+    def ended(self) -> bool:
+        """Whether it has ended by an error: processes that start now are torchrun's alone."""
+        ...
+
+    @property
     def checks(self) -> bool:
         """Whether this node is to be checked before it trains."""
         ...

@@ -13,6 +13,7 @@ import os
 import select
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 from taskd.errors import FrameError, LinkError
@@ -84,13 +85,18 @@ class LocalServer:
             self._epoll.unregister(fd)
             peer.link.close()
 
-    def close(self) -> None:
-        """Close all connections."""
+    def hang_up(self) -> None:
+        """Close every connection, and accept none any more: each process sees that nobody answers it."""
+        self._listener.close()  # first: whoever has connected and was not accepted yet sees it too
         for peer in list(self._peers.values()):
-            self.drop(peer)
-        self._epoll.close()
-        self._listener.close()
+            with suppress(OSError):
+                self.drop(peer)
         self.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close all."""
+        self.hang_up()
+        self._epoll.close()
 
     def _accept(self) -> None:
         while True:

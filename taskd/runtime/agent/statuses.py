@@ -50,6 +50,8 @@ class Reports:
         self.least = 0
         """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
         self.shorthand = Shorthand()
+        self.deserted = False
+        """The agent has ended by an error."""
 
     def compose(
         self,
@@ -79,6 +81,7 @@ class Reports:
             generation=urgent.generation,
             sent_s=sent_s,
             leaving=urgent.leaving,
+            deserted=self.deserted,
             host=HOST,
             cores=CORES,
             wants=self.wants,

@@ -42,11 +42,13 @@ from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.starts import Starts
 from taskd.runtime.system.cgroups import thaw
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
-from taskd.wire.messages import Join, Pause, Release, Stage
+from taskd.wire.messages import Abandon, Join, Pause, Release, Stage
 
 logger = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
 _LOOK_S = 0.01
+WAITING = (Stage.PAUSED, Stage.FINISHED, Stage.DUMPED)
+"""A rank at this stage waits for an order."""
 
 
 class RankSupervisor:
@@ -224,10 +226,6 @@ class RankSupervisor:
         told, error = cause(known, status, said), error_of(known, status, said)
         return node.ended(rank, status=status, cause=told, error=error, at_s=time.monotonic())
 
-    def have_ended(self, node: Node) -> bool:
-        """Whether this node has ranks, and all of them have ended well."""
-        return bool(node.slots) and all(slot.status.stage is Stage.EXITED for slot in node.slots.values())
-
     def fence(self, rank: JobRank) -> None:
         """Kill the rank's whole process group."""
         host, local = self._need_host(), self.processes[rank].local_rank
@@ -255,6 +253,12 @@ class RankSupervisor:
             self._host.give_up(reason)
         else:
             logger.error("the job ends, before a process was started here: %s", reason)
+
+    def release_waiting(self, node: Node, reason: str) -> None:
+        """Let go of ranks that wait for an order: there will be none."""
+        for rank, slot in node.slots.items():
+            if slot.state is RankState.RUNNING and slot.status.stage in WAITING:
+                self.processes.tell(rank, Abandon(reason=reason))
 
     def reap(self) -> None:
         """Collect dead standbys."""

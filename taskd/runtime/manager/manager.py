@@ -97,6 +97,7 @@ class Manager:
         self._first_step = -1
         self._failed = 0
         self._told: set[str] = set()
+        self._deserted = ""  # why the job is left to torchrun
         self._begin(0)
         self._stop = stop or threading.Event()
         self._thread: threading.Thread | None = None
@@ -272,7 +273,12 @@ class Manager:
         self._socket.send(peer, Answer(granted=not refusal, text=text))
 
     def _hear(self, peer: Peer, status: NodeStatus) -> None:
-        refusal = unfit(status, self._core)
+        if status.deserted and not self._deserted:
+            self._deserted = f"the agent of node {status.node_rank} has ended by an error, which its own log names"
+            self._ended_s = time.monotonic()
+            if not self._embedded:
+                logger.error("%s: the job goes on without taskd", self._deserted)
+        refusal = self._deserted or unfit(status, self._core)
         if refusal is not None:
             self._socket.send(peer, Refusal(reason=refusal))
             return
@@ -318,7 +324,7 @@ class Manager:
             self._journal.write("first step", generation=world.generation)
 
     def _perform(self, actions: list[Action]) -> None:
-        before = self._directive
+        before, actions = self._directive, [] if self._deserted else actions
         self._perform_each(actions)
         if self._directive is not None and self._directive is not before:  # of several only the newest counts
             self._socket.send_all(self._peers.values(), self._directive)

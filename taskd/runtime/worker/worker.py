@@ -6,7 +6,8 @@ Rules:
 2. The control thread never runs the user's code. It breaks and mends collectives, and tells what the process is about,
    through the `Breaker` that the training adaptor gives it.
 3. A forked child has no link: `current()` answers None there.
-4. When the agent is gone, this process ends: no orphan outlives its agent.
+4. When torchrun is gone, this process ends: no orphan outlives it. When its agent alone has ended, nobody waits for an
+   order any more, and the script goes on as under stock torchrun.
 """
 
 import logging
@@ -21,6 +22,7 @@ from taskd.config.worker import WorkerConfig
 from taskd.core.diagnosis.evidence import Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.errors import LinkError, TaskdError, WireError
+from taskd.runtime.system.processes import stat
 from taskd.runtime.worker.lifeline import Lifeline
 from taskd.runtime.worker.stacks import all_stacks, main_stack
 from taskd.wire.accounts import Account, LockSeen
@@ -236,6 +238,7 @@ class WorkerLink:
     def _hung_up(self) -> None:
         if not _alive(self.config.agent_pid):
             _end_group()
+        self._feed(Input(WorkerEvent.DESERTED, cause="the agent of this node has ended"))
 
     def _obey(self, message: ToLocal) -> None:
         match message:
@@ -317,7 +320,8 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    return True
+    known = stat(pid)
+    return known is None or known.alive  # one that is being taken down has closed its sockets already
 
 
 def _end_group() -> None:
