@@ -1,7 +1,9 @@
 """How a job ends: nodes that go, ranks that finish, and a second resilient function."""
 
+from msgspec.structs import replace
+
 from taskd.core.policy import Strategy
-from taskd.core.recovery import Phase
+from taskd.core.recovery import Note, Phase
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Order, Stage
 from tests.core.driver import DEADLINES, Job
@@ -24,6 +26,29 @@ def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
     job.spare(wants=0)
     job._take(job.core.tick(job.now_s))
     assert (job.phase, job.holder(0)) == (Phase.RESTARTING, "spare")
+
+
+def test_nodes_that_are_missing_are_named_once() -> None:
+    """torchrun runs on the first node, and the second one's agent reports to nobody, or to another manager."""
+    job = Job(nodes=2, per_node=1)
+    job.send(0)
+    told: list[str] = []
+    for _ in range(30):
+        job.now_s += 1.0
+        told += [action.text for action in job.core.tick(job.now_s) if isinstance(action, Note)]
+    assert [text.partition(":")[0] for text in told] == ["1 of 2 nodes missing after 10 s, node 1"]
+
+
+def test_a_job_that_never_formed_ends_with_the_last_node_that_came() -> None:
+    job = Job(nodes=3, per_node=1)
+    job.send(0)
+    job.send(1)
+    for node in (0, 1):
+        assert job.at(Phase.FORMING)
+        job.statuses[node] = replace(job.statuses[node], stage=Stage.EXITED)
+        job.send(node, leaving=True)
+    assert job.stopped.exit_code == 0
+    assert "others never came" in job.stopped.reason
 
 
 def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:

@@ -51,7 +51,8 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert stranger.end() == 0
 
 
-@pytest.mark.parametrize("number", everyday([signal.SIGTERM, signal.SIGINT], signal.SIGTERM), ids=lambda one: one.name)
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_graceful_stop_comes_to_the_end_of_the_script(make_job: MakeJob, number: int) -> None:
     """As preemption sends it. The ranks leave their training function together, save, and go on behind it."""
     seconds = {}

@@ -74,7 +74,7 @@ def test_a_job_that_has_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch, places=2, order=Order.FORM)
     assert clock.ends_after(Need.NOTHING, answers=True) == float("inf")
     assert NEEDED_S < clock.ends_after(Need.RECOVERY, answers=True) <= NEEDED_S + 1
-    assert clock.why == "2 of 2 nodes have not come to the manager"
+    assert clock.why == "not all 2 nodes of the job have come to the manager"
 
 
 def test_one_that_refuses_the_first_words_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

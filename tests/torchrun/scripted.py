@@ -114,7 +114,8 @@ class ScriptedRuntime:
     def stopping(self) -> None:
         self._note("stopping")
 
-    def stop(self) -> None:
+    def stop(self, *, deserts: bool = False) -> None:
+        del deserts
         for thread in self._threads:
             thread.join(DEADLINE_S)
         self._note("stop")

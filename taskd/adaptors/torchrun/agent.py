@@ -172,7 +172,6 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         if self._taskd_runtime is None:
             return dict(super()._start_workers(worker_group))
         self._taskd_commands = {}
-
         real: dict[str, Any] = {}
 
         def weave(given: dict[str, Any]) -> None:
@@ -180,7 +179,8 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             if self._taskd_candidate:
                 real.update(entry.put_aside(given, sys.executable))
 
-        with _woven(weave):
+        with contextlib.ExitStack() as woven:
+            self._taskd_guarded(lambda: woven.enter_context(_woven(weave)))
             ids = dict(super()._start_workers(worker_group))
         vars(self._pcontext).update(real)
         self._taskd_guarded(lambda: self._taskd_take_over(worker_group))
@@ -205,7 +205,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         if host is not None:
             self._taskd_guarded(host.stock)
         if runtime is not None:
-            self._taskd_guarded(runtime.stop)
+            self._taskd_guarded(lambda: runtime.stop(deserts=True))
 
     def _taskd_make(self, worker_group: WorkerGroup, master_addr: str | None, node_count: int) -> None:
         if self._taskd_runtime is not None or self._taskd_disabled:
@@ -345,7 +345,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
                 if self._taskd_template is not None:
                     self._taskd_guarded(self._taskd_template.close)
 
-    def _taskd_guarded(self, call: Callable[[], None]) -> bool:
+    def _taskd_guarded(self, call: Callable[[], object]) -> bool:
         """Whether a call into taskd went well. It must never be the end of a job that torchrun alone would run."""
         try:
             call()

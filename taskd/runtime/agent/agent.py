@@ -169,12 +169,12 @@ class NodeAgent:
         self._ranks.rest()
         self._ranks.release_waiting(self._node, ENDS)
 
-    def stop(self) -> None:
-        """The processes have ended: close everything."""
+    def stop(self, *, deserts: bool = False) -> None:
+        """The processes have ended, or are left to torchrun: close everything."""
         if self._closed:
             return
         self._closed = True
-        self._loop.post(self._rest)
+        self._loop.post(self._desert if deserts else self._rest)
         if not self._loop.finish():
             logger.error("the agent of this node does not end; torchrun ends without it (please report this)")
             return
@@ -347,7 +347,7 @@ class NodeAgent:
         self._observer.answer_probe(self._node, directive.probe)
 
     def _watch_the_clock(self) -> None:
-        if self._link is not None:
+        if self._link is not None and not (self._leaving or self._node.stopped):  # then nobody needs a manager
             why = self._timeout.look(need_of(self._node), self._link.trouble, embedded=self._manager is not None)
             if why:
                 self._go_stock(why)

@@ -21,8 +21,6 @@ class JobStatus:
         self._changed = threading.Condition()
         self.places: int | None = None
         """Number of places of the job; None until a manager answers."""
-        self.missing = 0
-        """Places that no node has taken yet."""
         self.runs = False
         """The job trains, and the manager has nothing in hand."""
         self._ended = False
@@ -53,7 +51,6 @@ class JobStatus:
         """Take in the manager's directive."""
         with self._changed:
             self.places, self.runs = directive.node_count, directive.order is Order.RUN
-            self.missing = directive.node_count - len(directive.places)
             self._given_up = False
             self._outlook = Outlook.FORMING if directive.order is Order.FORM else Outlook.LIVING
             self._ended = self._ended or directive.order is Order.STOP

@@ -20,7 +20,7 @@ from taskd.runtime.agent.job_status import JobStatus
 from taskd.runtime.agent.ports import Outlook
 
 TIMES: Final = 10
-NEEDED_S: Final = 3.0
+NEEDED_S: Final = 2.0
 _LOOK_S: Final = 0.5
 
 
@@ -53,7 +53,7 @@ class ManagerTimeout:
         if trouble and self._job.places is None:
             return trouble
         if self._needing_s > NEEDED_S and self._job.outlook(0.0) is Outlook.FORMING:
-            return f"{self._job.missing} of {self._job.places} nodes have not come to the manager"
+            return f"not all {self._job.places} nodes of the job have come to the manager"
         waits_s = self._limit_s(need, embedded=embedded)
         if self._silent_s <= waits_s:
             return ""

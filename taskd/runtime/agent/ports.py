@@ -224,6 +224,9 @@ class NodeRuntime(Protocol):
         """
         ...
 
-    def stop(self) -> None:
-        """The ranks have ended, and so does torchrun: close everything. May be called twice."""
+    def stop(self, *, deserts: bool = False) -> None:
+        """The ranks have ended, and so does torchrun: close everything. May be called twice.
+
+        With `deserts` they go on, and are torchrun's alone.
+        """
         ...

@@ -52,13 +52,13 @@ from taskd.wire.text import line
 
 logger = logging.getLogger(__name__)
 LINGER_S = 10.0
-TICK_MS = 100
-QUICK_TICK_MS = 20
+DESERTED_S = 2.0
+TICK_MS, QUICK_TICK_MS = 100, 20
 CALM_TICK_MS = 1000
 """Of an embedded manager, which loses no agent. A hang is still asked about at its time."""
-RESTART_S = 0.1
-"""Times the failures so far: how long a manager that has failed waits before it begins anew."""
-MOST_RESTART_S = 5.0
+RESTART_S, MOST_RESTART_S = 0.1, 5.0
+"""Times the failures so far, and at most: how long a manager that has failed waits before it begins anew."""
+MOST_FAILURES = 3  # of an embedded manager: then its agent leaves the job to torchrun for good
 _evidence = msgspec.msgpack.Decoder(Evidence)
 
 
@@ -86,8 +86,8 @@ class Manager:
         self._config = config
         self._embedded = embedded
         self._socket = ManagerSocket(config.listen, secured(config.security, config.listen, config.run_dir))
-        ranks = config.policy.node_count * config.policy.ranks_per_node
-        self._journal = Journal(config.run_dir, config.job_id, most=most_bytes(ranks))
+        most = most_bytes(config.policy.node_count * config.policy.ranks_per_node)
+        self._journal = Journal(config.run_dir, config.job_id, most=most)
         self._cluster = cluster or cluster_of(config.node_command, config.job_id)
         self._kernels = Kernels()
         self._modules: set[str] = set()
@@ -171,10 +171,9 @@ class Manager:
 
     def _over(self) -> bool:
         if self._ended_s is None:
-            return self._core.superseded
-        world = self._core.world
-        left = all(node.status.leaving for node in world.nodes.views())
-        return left or time.monotonic() - self._ended_s > LINGER_S
+            return self._core.superseded or (self._embedded and self._failed >= MOST_FAILURES)
+        left = all(node.status.leaving for node in self._core.world.nodes.views())
+        return left or time.monotonic() - self._ended_s > (DESERTED_S if self._deserted else LINGER_S)
 
     def _pause_ms(self) -> int:
         if self._kernels.pending:
@@ -273,7 +272,8 @@ class Manager:
         self._socket.send(peer, Answer(granted=not refusal, text=text))
 
     def _hear(self, peer: Peer, status: NodeStatus) -> None:
-        if status.deserted and not self._deserted:
+        holds = status.node_rank == self._core.world.nodes.place_of(status.agent_id)
+        if status.deserted and holds and not self._deserted:
             self._deserted = f"the agent of node {status.node_rank} has ended by an error, which its own log names"
             self._ended_s = time.monotonic()
             if not self._embedded:

@@ -49,9 +49,15 @@ _RELEASES: Final = frozenset(
         "taskd.adaptors.torchrun.host:TorchrunHost._hand_over",
         "taskd.adaptors.torchrun.host:TorchrunHost.poll",
         "taskd.adaptors.torchrun.agent:TaskdElasticAgent._taskd_guarded",
+        "taskd.adaptors.torchrun.agent:TaskdElasticAgent._taskd_or_part",
+        "taskd.adaptors.torchrun.agent:TaskdElasticAgent._taskd_part",
     )
 )
 """What deals with a failure. To let it fail as well is a second fault."""
+_SURE: Final = frozenset(
+    ("getpid", "getuid", "get_ident", "fsencode", "strerror", "Lock", "RLock", "Event", "Condition")
+)
+"""Calls of libraries that fail for want of memory at most."""
 _STOCK: Final = re.compile(r":(TaskdElasticAgent\.(?!_taskd)\w+|TaskdContext\.\w+|LeavableStore\.\w+)$")
 """Methods of torch's own classes: whatever fails there fails in torch."""
 
@@ -68,8 +74,20 @@ def calls() -> Iterator[str]:
         for library in LIBRARIES:
             if isinstance(vars(module).get(library), ModuleType):
                 text = inspect.getsource(module)
-                found = sorted(set(re.findall(rf"(?<![\w.]){library}\.(\w+)\(", text)))
+                found = sorted(set(re.findall(rf"(?<![\w.]){library}\.(\w+)\(", text)) - _SURE)
                 yield from (f"{name}:{library}.{one}" for one in found)
+
+
+def errors_of(call: str) -> tuple[str, ...]:
+    """Return what a call may raise, by its kind: a library's fails by the system, a decision or the codec by a bug."""
+    module, _, names = call.partition(":")
+    first = names.partition(".")[0]
+    place = vars(importlib.import_module(module))[first]
+    if isinstance(place, ModuleType):
+        return ("EMFILE", "ENOSPC")
+    if place.__module__.startswith(("taskd.core", "taskd.wire")):
+        return ("RuntimeError", "KeyError")
+    return tuple(ERRORS)
 
 
 def _is_call(name: str, value: object) -> bool:

@@ -60,7 +60,7 @@ def leave_forming(phase: Forming, event: NodeLeaves, job: Job, now_s: float) -> 
     """torchrun has ended on a node of a job that is not there yet. Of an earlier manager's job, the others go on."""
     if _has_done_its_work(job, event.place):
         if all(view.status.leaving for view in job.world.nodes.by_place.values()):
-            return end(now_s, "every node that came has done its work; others never came", 0)
+            return end(now_s, "every node that came has done its work, and others never came", 0)
         return phase, ()
     if job.world.nodes.by_place[event.place].status.ledger.term > 0:
         return phase, (do(nodes.mark_dead, event.place, ""),)
