@@ -66,10 +66,10 @@ def own_environment() -> dict[str, str]:
     return {**_withheld, **os.environ}
 
 
-def replace_environment(env: Mapping[str, str]) -> None:
+def replace_environment(env: Mapping[bytes, bytes]) -> None:
     """Give this process exactly `env`, for Python and for C."""
-    os.environ.clear()
-    os.environ.update(env)
+    os.environb.clear()
+    os.environb.update(env)
 
 
 def starting_with(directory: str, env: Mapping[str, str]) -> dict[str, str]:

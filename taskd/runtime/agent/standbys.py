@@ -176,6 +176,10 @@ class StandbyPool:
             return peer
         return None
 
+    def dismiss(self, peer: Peer) -> None:
+        """Let one end that was taken, and became no rank."""
+        self._server.drop(peer)
+
     def refill(self, waiting: int = 0) -> None:
         """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
         self._waiting = waiting
