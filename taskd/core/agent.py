@@ -177,7 +177,7 @@ class Node:
                 mine, key=lambda rank: self.slots[rank].state is not RankState.ENDED
             ):  # starts take longest
                 self._fire(rank, NodeEvent.DIRECTED)
-        return self._flush()
+        return sorted(self._flush(), key=_follows_fences)
 
     def occupy(self, ranks: tuple[JobRank, ...]) -> list[Action]:
         """These are the ranks of the place that was taken; none has a process yet."""
@@ -326,6 +326,11 @@ class Node:
     def _flush(self) -> list[Action]:
         out, self._out = self._out, []
         return out
+
+
+def _follows_fences(action: Action) -> bool:
+    """Whether an action comes after all fences: a new process waits for what cleans up behind fenced ones."""
+    return isinstance(action, Start | TellPause | TellJoin | TellRelease)
 
 
 def _age(directive: Directive) -> tuple[int, int, int]:

@@ -120,6 +120,9 @@ class ActorHost:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
+    cleaning: tuple[int, ...] = ()
+    """Whoever starts the processes also ends what they leave."""
+
     def exit_status(self, _local_rank: LocalRank) -> int | None:
         """None while it runs; else what was seen, or `UNSEEN`."""
         if self._runs():

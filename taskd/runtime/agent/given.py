@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from taskd.config.process import preload_with
+from taskd.config.settings import CLEANING
 from taskd.core.agent import Start
 from taskd.runtime.agent.ports import Logs, WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
@@ -35,6 +36,8 @@ def new_environment(
         **logs.environment,
         "TORCHELASTIC_RESTART_COUNT": str(start.generation),
     }
+    if host.cleaning:
+        env[CLEANING.name] = ",".join(map(str, host.cleaning))
     return env, logs
 
 
