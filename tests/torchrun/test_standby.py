@@ -256,3 +256,23 @@ def test_the_agent_learns_how_its_children_end(env: dict[str, str]) -> None:
     words = ["env", "--ignore-signal=CHLD", sys.executable, "-c", KEEPS]
     ran = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("[False, 0, True, False, 1]\n", "")
+
+
+STEPS_BACK = """
+import sys
+if any("torch.distributed.run" in word for word in sys.orig_argv):
+    from taskd.runtime.agent.agent import NodeAgent
+    def broken(*_, **__):
+        raise OSError("broken by the test")
+    NodeAgent.__init__ = broken
+"""
+
+
+def test_where_taskd_steps_back_ranks_ignore_sigchld_as_without_it(tmp_path: Path, env: dict[str, str]) -> None:
+    write_module(tmp_path, "sitecustomize", STEPS_BACK)
+    write_module(tmp_path, "script", SIGNALS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", str(tmp_path / "script.py")]
+    on = {**env, "TASKD_PROCESS_ENABLE": "on"}
+    ran = subprocess.run(["env", "--ignore-signal=CHLD", *torchrun], env=on, capture_output=True, text=True, check=True)
+    assert ran.stdout == "forgotten SIG_IGN False\n"
+    assert "broken by the test" in ran.stderr

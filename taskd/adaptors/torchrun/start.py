@@ -74,6 +74,13 @@ def _restore_limit() -> None:
             set_descriptor_limit(limit)
 
 
+def restore_inherited() -> None:
+    """Undo in torchrun what its ranks undo for themselves: it goes on without taskd."""
+    _restore_limit()
+    if take_over(SIGCHLD_IGNORED):
+        ignore_sigchld()
+
+
 def _is_rank() -> bool:
     """Whether torchrun itself has started this process. What a rank starts may have its environment, and is none."""
     try:

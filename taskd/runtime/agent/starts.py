@@ -80,6 +80,8 @@ class Starts:
             self._launch(node, host, start, standby)
         except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
             logger.info("%s", error)
+        except OSError as error:  # of the system: no process, no file, no memory. The manager's limits go on
+            logger.error("rank %d gets no process: %s", start.rank, error)
 
     def _launch(self, node: Node, host: WorkerHost, start: Start, standby: Peer | None) -> None:
         local = self._processes[start.rank].local_rank

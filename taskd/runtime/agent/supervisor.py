@@ -55,6 +55,7 @@ class RankSupervisor:
     def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
         self._files = files
         self.processes = RankProcesses(files)
+        self._pool = pool
         self._preload = preload
         self._host: WorkerHost | None = None
         self._templates: Templates | None = None
@@ -256,12 +257,16 @@ class RankSupervisor:
         else:
             logger.error("the job ends, before a process was started here: %s", reason)
 
-    def reap(self) -> None:
-        """Collect dead standbys."""
+    def reap(self, node: Node) -> None:
+        """Collect dead standbys. Ranks that wait may have waited for one of them."""
+        pids: tuple[int, ...] = ()
         if self._host is not None:
-            self._host.reap_standbys()
+            pids = self._host.reap_standbys()
         elif self._templates is not None:
-            self._templates.reap()
+            pids = self._templates.reap()
+        self._pool.reaped(pids)
+        if pids:
+            self.starts.serve(node)
 
     def _need_host(self) -> WorkerHost:
         if self._host is None:
