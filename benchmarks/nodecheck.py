@@ -175,7 +175,7 @@ class Bench:
             host = self.nodes[first].address
             name = f"cold-{pair}-{first}"
             trial = Trial(peer=f"node{peer}", name=name, first=number == first, store_host=host, store_port=STORE_PORT)
-        return ProbeOrder(own=True, trial=trial, run_dir=str(self.folder), timeout_s=60.0)
+        return ProbeOrder(own=True, trial=trial, run_dir=bytes(self.folder), timeout_s=60.0)
 
     def _result(self, number: int) -> ProbeResult:
         text = (self.folder / f"cold-{number}").read_bytes().splitlines()

@@ -53,7 +53,7 @@ def play_taskd(
         ranks_per_node=1,
         strategies=StrategyPolicy(
             allowed=tuple(Strategy(word) for word in args.recover_strategy.split(",")),
-            dump_to="/shelf" if "dump" in args.recover_strategy else "",
+            dump_to=b"/shelf" if "dump" in args.recover_strategy else b"",
         ),
         budget=BudgetPolicy(max_restarts=args.max_restarts),
         deadlines=Deadlines(wait_node_s=args.wait_reschedule_timeout),

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -183,13 +184,24 @@ void td_beat_after_fork(void)
     atomic_store(&agent.pid, 0);
 }
 
+/* A descriptor that is none of the standard ones: in a process started without its standard output, what the script
+ * prints would go to it and fail. */
+static int above_standard(int fd)
+{
+    if (fd < 0 || fd > STDERR_FILENO)
+        return fd;
+    int higher = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    close(fd);
+    return higher;
+}
+
 /* Ties this process to `pid`: when that process is gone (or already was), this one gets SIGKILL within 200 ms, with its
  * process group if it leads it. Returns 0 or -errno. */
 int taskd_watch_parent(int pid)
 {
     if (pid <= 0)
         return -EINVAL;
-    int fresh = (int)syscall(SYS_pidfd_open, pid, 0);
+    int fresh = above_standard((int)syscall(SYS_pidfd_open, pid, 0));
     atomic_store(&agent.pid, 0);
     int old = atomic_exchange(&agent.fd, fresh);
     if (old >= 0)

@@ -151,7 +151,7 @@ def _check_here(nproc: int | None, device: str, timeout_s: float) -> LocalCheck:
     directory = _existing(run_dir(Source(environment())))
     quiet_imports()
     count = nproc or default_nproc(device)
-    base = ProbeOrder(own=True, local_world_size=count, run_dir=str(directory), timeout_s=timeout_s, device=device)
+    base = ProbeOrder(own=True, local_world_size=count, run_dir=bytes(directory), timeout_s=timeout_s, device=device)
     start_s = time.monotonic()
     results = check_node([msgspec.structs.replace(base, local_rank=rank) for rank in map(LocalRank, range(count))])
     own, trial = merge_own(results), None

@@ -87,7 +87,7 @@ def _policy(source: Source) -> Policy:
         strategies=StrategyPolicy(
             allowed=source.strategies(settings.STRATEGY),
             sized_wait_s=_sized_wait_s(source),
-            dump_to=str(source.path(settings.CHECKPOINT_DIR) or ""),
+            dump_to=os.fsencode(source.path(settings.CHECKPOINT_DIR) or ""),
             replace_corrupted=source.switch(settings.CORRUPTION_RECOVERY),
         ),
         budget=BudgetPolicy(

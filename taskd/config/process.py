@@ -61,15 +61,22 @@ def take_over(setting: Setting) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
+def take_over_numbers(setting: Setting) -> tuple[int, ...]:
+    """Take numbers, separated by commas, out of this process's environment."""
+    assert setting.variable is not None
+    text = os.environ.pop(setting.variable, "")
+    return tuple(int(part) for part in text.split(",") if part.isascii() and part.isdecimal())
+
+
 def own_environment() -> dict[str, str]:
     """What this process was started with, or has been given since, with what is withheld from its children."""
     return {**_withheld, **os.environ}
 
 
-def replace_environment(env: Mapping[str, str]) -> None:
+def replace_environment(env: Mapping[bytes, bytes]) -> None:
     """Give this process exactly `env`, for Python and for C."""
-    os.environ.clear()
-    os.environ.update(env)
+    os.environb.clear()
+    os.environb.update(env)
 
 
 def starting_with(directory: str, env: Mapping[str, str]) -> dict[str, str]:

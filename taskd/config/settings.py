@@ -295,6 +295,10 @@ SIGCHLD_IGNORED = Setting(
     "TASKD_SIGCHLD_IGNORED", None, Format.WHOLE, None, _WORKER,
     "1: torchrun was started with SIGCHLD ignored, so its ranks ignore it too.", 0, 1,
 )  # fmt: skip
+CLEANING = Setting(
+    "TASKD_CLEANING", None, Format.TEXT, None, _WORKER,
+    "Processes that clean up behind former ranks of this node, by number: the script begins when they are done.",
+)  # fmt: skip
 RANK = Setting("RANK", None, Format.WHOLE, None, _WORKER, "Global rank: torchrun's own variable.", 0, 2**31 - 1)
 LOCAL_WORLD_SIZE = Setting(
     "LOCAL_WORLD_SIZE", None, Format.WHOLE, "1", _WORKER, "Processes of a node: torchrun's own variable.", 1, 1024

@@ -185,7 +185,7 @@ class Node:
                 mine, key=lambda rank: self.slots[rank].state is not RankState.ENDED
             ):  # starts take longest
                 self._fire(rank, NodeEvent.DIRECTED)
-        return self._flush()
+        return sorted(self._flush(), key=_follows_fences)
 
     def occupy(self, ranks: tuple[JobRank, ...]) -> list[Action]:
         """These are the ranks of the place that was taken; none has a process yet."""
@@ -342,6 +342,11 @@ def need_of(node: Node) -> Need:
     if stages and stages <= _DONE:
         return Need.RELEASE
     return Need.RECOVERY if stages & _FAILED else Need.NOTHING
+
+
+def _follows_fences(action: Action) -> bool:
+    """Whether an action comes after all fences: a new process waits for what cleans up behind fenced ones."""
+    return isinstance(action, Start | TellPause | TellJoin | TellRelease)
 
 
 def _age(directive: Directive) -> tuple[int, int, int]:

@@ -109,7 +109,7 @@ class StrategyPolicy:
     """torchrun's `--nnodes=MIN:MAX` allows elastic training, after so long a wait. None: only `allowed` counts."""
     min_nodes: int = 1
     """Elastic training goes on with no fewer nodes."""
-    dump_to: str = ""
+    dump_to: bytes = b""
     """The directory to write a checkpoint into; empty if there is none."""
     restart_all: bool = True
     """Whether all processes may be started anew. Where others do that by themselves, the job ends instead."""

@@ -72,7 +72,7 @@ Page = Annotated[str, Meta(max_length=PAGE_CHARS, pattern=ONLY_LINE_ENDS)]
 """For people, of several lines."""
 Document = Annotated[str, Meta(max_length=8 << 20)]
 """For programs, as JSON, which escapes what a terminal obeys."""
-Raw = Annotated[str, Meta(max_length=200 << 10)]
-"""For the kernel alone: part of an environment, an argument, a path."""
+Raw = Annotated[bytes, Meta(max_length=200 << 10)]
+"""For the kernel alone: part of an environment, an argument, a path. The kernel knows no encoding."""
 Many = Meta(max_length=MOST_RANKS)
 Some = Meta(max_length=4096)

@@ -29,17 +29,22 @@ from taskd.wire.messages import (
     FromAgent,
     FromLocal,
     FromManager,
+    Join,
     NodeStatus,
     Refusal,
     ToLocal,
 )
+from taskd.wire.standbys import Become
 
 MAGIC: Final = b"TD"
 WIRE_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 8 << 20
 """Bound of a frame between manager and agents: a directive for 100,000 ranks on 12,500 nodes needs about 1.2 MB."""
 MAX_LOCAL_BYTES: Final = 200 << 10
-"""Bound of a frame on a Unix socket: one datagram of the default send buffer (212,992 bytes)."""
+"""Bound of a frame on a Unix socket: one datagram of the default send buffer (212,992 bytes).
+
+`Become` and `Join` may have `MAX_FRAME_BYTES`: the kernel allows environments of 6 MiB.
+"""
 MAX_MODULES_BYTES: Final = 150_000
 """Bound of all names in one `Modules`, which travels on a Unix socket too."""
 
@@ -48,7 +53,7 @@ _UNSENDABLE: Final = (UnicodeError, OverflowError, RecursionError, msgspec.Valid
 _HEADER: Final = MAGIC + bytes([WIRE_VERSION])
 _MAX_DETAIL_CHARS: Final = 200
 
-_BETWEEN_NODES: Final = (NodeStatus, EvidenceReport, Directive, Refusal, Drain, Answer, Inspection)
+_LARGE: Final = (NodeStatus, EvidenceReport, Directive, Refusal, Drain, Answer, Inspection, Become, Join)
 Message = FromAgent | FromManager | FromLocal | ToLocal
 _M = TypeVar("_M")
 _Out_co = TypeVar("_Out_co", covariant=True)
@@ -88,7 +93,7 @@ def encode(message: Message) -> bytes:
     Raises `BadFrameError` if the frame would be larger than its link allows, or as `pack` does.
     """
     frame = _HEADER + pack(message)
-    limit = MAX_FRAME_BYTES if isinstance(message, _BETWEEN_NODES) else MAX_LOCAL_BYTES
+    limit = MAX_FRAME_BYTES if isinstance(message, _LARGE) else MAX_LOCAL_BYTES
     _check_size(len(frame), limit, type(message).__name__)
     return frame
 
@@ -149,7 +154,7 @@ def decode_from_local(frame: bytes) -> FromLocal:
 
 def decode_to_local(frame: bytes) -> ToLocal:
     """A message that a process received from its agent. Raises `BadFrameError`."""
-    return _decode(frame, _to_local, MAX_LOCAL_BYTES)
+    return _decode(frame, _to_local, MAX_FRAME_BYTES)
 
 
 def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:

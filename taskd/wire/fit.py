@@ -3,7 +3,7 @@
 Rules:
 
 1. Texts are made safe and shortened (`wire.text`), sequences cut. That is all: a number out of its range is a mistake.
-2. A text that only the kernel reads (`wire.bounds.Raw`) is never changed.
+2. Bytes that only the kernel reads (`wire.bounds.Raw`) are never changed.
 """
 
 import dataclasses

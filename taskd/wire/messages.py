@@ -191,7 +191,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
     replicas: Amount = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
     dump: Line = ""  # the reason to write a checkpoint of the target step, after which the job ends
-    dump_to: Raw = ""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
+    dump_to: Raw = b""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
 
     @property
     def ranks(self) -> tuple[JobRank, ...]:

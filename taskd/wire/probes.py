@@ -20,7 +20,7 @@ class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
     trial: Trial | None = None
     local_rank: OfLocal = LocalRank(0)
     local_world_size: Amount = 1
-    run_dir: Raw = ""  # where the disk is tried; nowhere if empty
+    run_dir: Raw = b""  # where the disk is tried; nowhere if empty
     timeout_s: Seconds = 30.0  # for all of it
     device: Name = ""  # cpu, cuda or npu; empty: the accelerator if torch finds one, else cpu
     device_index: MaybeIndex = -1  # of it; negative: the local rank

@@ -9,11 +9,11 @@ from taskd.wire.probes import ProbeOrder, ProbeResult
 
 
 class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `["script.py", …]` or `["-m", …]`."""
+    """Agent to standby: take a rank. `env` replaces the environment, `argv` is `[b"script.py", …]` or `[b"-m", …]`."""
 
     env: Annotated[dict[Raw, Raw], Many]
     argv: Annotated[tuple[Raw, ...], Many]
-    cwd: Raw
+    cwd: Raw | None = None  # None: it is gone, and the process stays in the one that it was forked in
     stdout: Raw | None = None
     stderr: Raw | None = None
 

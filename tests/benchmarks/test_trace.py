@@ -31,7 +31,7 @@ def played(
     **changed: float,
 ) -> Job:
     times = read_times(16_384, changed)
-    strategies = StrategyPolicy(allowed, dump_to="/shelf" if Strategy.DUMP in allowed else "")
+    strategies = StrategyPolicy(allowed, dump_to=b"/shelf" if Strategy.DUMP in allowed else b"")
     policy = Policy("trace", 4, 1, strategies=strategies, budget=BudgetPolicy(max_restarts=1000))
     job = Job(policy, times, Meter(times, INTERVAL_S, times.overhead_share), spares)
     job.run(faults, length_s)

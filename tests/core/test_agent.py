@@ -77,6 +77,12 @@ def test_a_wanted_successor_is_started_only_after_the_fenced_process_has_ended()
     assert started == [Fence(R0), Start(R0, 1, 1, joins=True, term=1)]
 
 
+def test_all_fences_come_before_the_first_start() -> None:
+    it = node()
+    it.ended(R1, status=-9, cause="signal 9 (SIGKILL)", at_s=1.0)
+    assert it.obey(directive(Order.RUN, incarnations=(1, 1))) == [Fence(R0), Start(R1, 1, 1, joins=True, term=1)]
+
+
 def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_wants_one() -> None:
     it = node()
     assert it.ended(R0, status=-9, cause="", at_s=1.0) == [Fence(R0)]

@@ -26,7 +26,7 @@ def test_no_world_is_planned_to_which_a_lost_node_belongs() -> None:
 
 def test_a_newcomer_that_has_got_its_state_dumps_it_when_all_others_die() -> None:
     allowed = (Strategy.RECOVER, Strategy.DUMP, Strategy.EXIT)
-    job = Job(nodes=3, per_node=1, allowed=allowed, dump_to="/shelf").up()
+    job = Job(nodes=3, per_node=1, allowed=allowed, dump_to=b"/shelf").up()
     job.spare()
     job.kill(0)
     job.paused()
@@ -39,7 +39,7 @@ def test_a_newcomer_that_has_got_its_state_dumps_it_when_all_others_die() -> Non
     job.say(0, Stage.PAUSED)
     assert job.order is Order.JOIN
     assert job.directive.plan is not None
-    assert job.directive.plan.dump_to == "/shelf"
+    assert job.directive.plan.dump_to == b"/shelf"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_world_that_another_manager_has_planned_under_the_same_number_is_follo
 def test_a_node_that_comes_back_and_refuses_leads_to_a_plan_that_dumps() -> None:
     """Nothing has failed, so that no cause is known; the plan must not pass for one to train by."""
     allowed = (Strategy.ELASTIC_TRAINING, Strategy.DUMP, Strategy.EXIT)
-    job = Job(nodes=2, per_node=1, allowed=allowed, dump_to="/shelf", min_nodes=2).up()
+    job = Job(nodes=2, per_node=1, allowed=allowed, dump_to=b"/shelf", min_nodes=2).up()
     world = job.core.world
     world.remove([JobRank(1)])
     world.nodes.vacate(NodeRank(1))

@@ -20,7 +20,7 @@ from taskd.wire.messages import Condition, RankStatus, Stage
 
 def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> StrategyPolicy:
     """A job of four nodes that allows these strategies."""
-    return StrategyPolicy(allowed, min_nodes=min_nodes, dump_to="/shelf" if checkpoints else "")
+    return StrategyPolicy(allowed, min_nodes=min_nodes, dump_to=b"/shelf" if checkpoints else b"")
 
 
 def holds(step: int, condition: Condition, replicas: str = "") -> RankStatus:

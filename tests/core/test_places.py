@@ -206,7 +206,7 @@ def test_what_a_node_says_that_holds_no_place_changes_no_rank() -> None:
 
 
 def test_below_the_smallest_number_of_nodes_a_checkpoint_is_written_and_the_job_ends() -> None:
-    job = three(wait_node_s=30.0, min_nodes=3, dump_to="/shelf")
+    job = three(wait_node_s=30.0, min_nodes=3, dump_to=b"/shelf")
     job.silence(1)
     survivors_pause(job)
     job.wait(31.0)
@@ -226,7 +226,7 @@ def test_below_the_smallest_number_of_nodes_a_checkpoint_is_written_and_the_job_
 
 
 def test_a_loss_while_the_checkpoint_is_written_has_it_written_by_the_others() -> None:
-    job = three(wait_node_s=30.0, min_nodes=3, dump_to="/shelf", allowed=(Strategy.RECOVER, Strategy.DUMP))
+    job = three(wait_node_s=30.0, min_nodes=3, dump_to=b"/shelf", allowed=(Strategy.RECOVER, Strategy.DUMP))
     job.silence(1)
     survivors_pause(job)
     job.wait(31.0)

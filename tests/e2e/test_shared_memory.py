@@ -1,13 +1,18 @@
-"""A /dev/shm that is too small or read-only: one warning, and a rank is replaced by a warm process as elsewhere."""
+"""A /dev/shm that is too small or read-only, and segments in it that a dead rank has made."""
 
 import json
 import sys
+import uuid
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import SCRIPTS
 from tests.e2e.plan import point
+from tests.thorough import everyday
+
+SHARED = Path("/dev/shm")
 
 
 @pytest.mark.root
@@ -30,3 +35,18 @@ def test_one_warning_and_warm_processes(make_job: MakeJob, option: str, found: s
     assert "(warm)" in job.output
     assert job.output.count("/dev/shm") == 1
     assert f"/dev/shm: {found}" in job.output
+
+
+@pytest.mark.parametrize("enabled", everyday(["on", None], "on"))
+def test_a_segment_with_a_fixed_name_is_removed_behind_a_dead_rank(make_job: MakeJob, enabled: str | None) -> None:
+    """As under stock torchrun, which starts all ranks again: the name is free, and nothing is left in the end."""
+    name = f"taskd_test_{uuid.uuid4().hex}"
+    plan = {"steps": 6, "name": name}
+    options, env = ("--standalone", "--max_restarts=3"), {"TASKD_PROCESS_ENABLE": enabled}
+    job = make_job(2).start("segments.py", plan, options=options, env=env)
+    assert job.end() == 0, job.output
+    assert [result["step"] for result in job.results()] == [6, 6]
+    assert (job.folder / "killed").exists()
+    assert list(SHARED.glob(f"{name}*")) == []
+    if enabled:
+        assert not job.recovered(1)["restart"]

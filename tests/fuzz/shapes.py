@@ -39,7 +39,7 @@ def leaves(kind: inspect.Type, path: str = "") -> Iterator[tuple[str, inspect.Ty
             yield path, kind
             yield from leaves(kind.key_type, f"{path}{{}}")
             yield from leaves(kind.value_type, f"{path}{{}}")
-        case inspect.IntType() | inspect.FloatType() | inspect.StrType():
+        case inspect.IntType() | inspect.FloatType() | inspect.StrType() | inspect.BytesType():
             yield path, kind
 
 
@@ -50,7 +50,7 @@ def bounded(kind: inspect.Type) -> bool:
             return True
         case inspect.IntType() | inspect.FloatType():
             return _least(kind) is not None and _most(kind) is not None
-        case inspect.StrType() | inspect.VarTupleType() | inspect.ListType() | inspect.DictType():
+        case inspect.StrType() | inspect.BytesType() | inspect.VarTupleType() | inspect.ListType() | inspect.DictType():
             return kind.max_length is not None
     return True
 
@@ -76,6 +76,9 @@ def edges(kind: inspect.Type) -> Iterator[Value]:
             yield from STRANGE_TEXTS
             most = kind.max_length or 0
             yield from ("x" * most, "x" * (most + 1))
+        case inspect.BytesType():
+            most = kind.max_length or 0
+            yield from (b"", b"\0", b"\xff\xfe", b"x" * most, b"x" * (most + 1))
         case inspect.EnumType():
             yield from [one.value for one in kind.cls]
         case inspect.VarTupleType() | inspect.ListType():
@@ -99,6 +102,8 @@ def plain(kind: inspect.Type) -> Value:
             value = max(0, _least(kind) or 0)
         case inspect.StrType():
             value = ""
+        case inspect.BytesType():
+            value = b""
         case inspect.BoolType():
             value = False
         case inspect.EnumType():
@@ -199,6 +204,8 @@ def anything(kind: inspect.Type, dice: random.Random) -> Value:
             value = float(_number(kind, dice)) if dice.random() < 0.5 else dice.random() * 10
         case inspect.StrType():
             value = "".join(dice.choices("ab0é-", k=dice.choice((0, 1, 8, min(64, kind.max_length or 64)))))
+        case inspect.BytesType():
+            value = bytes(dice.choices(range(256), k=dice.choice((0, 1, 8))))
         case inspect.BoolType():
             value = dice.random() < 0.5
         case inspect.EnumType():

@@ -31,7 +31,7 @@ def order(**fields) -> bytes:
 
 
 def test_a_cold_process_answers_once(run_dir: Path) -> None:
-    done = ask(order(own=True, run_dir=str(run_dir), local_world_size=2))
+    done = ask(order(own=True, run_dir=bytes(run_dir), local_world_size=2))
     assert (done.returncode, done.stderr) == (0, b"")
     result = msgspec.json.decode(done.stdout, type=ProbeResult)
     assert result.trial is None
@@ -44,14 +44,14 @@ def test_a_cold_process_answers_once(run_dir: Path) -> None:
 
 
 def test_only_the_first_rank_tries_what_the_node_has_once(run_dir: Path) -> None:
-    own = msgspec.json.decode(ask(order(own=True, run_dir=str(run_dir), local_rank=1)).stdout, type=ProbeResult).own
+    own = msgspec.json.decode(ask(order(own=True, run_dir=bytes(run_dir), local_rank=1)).stdout, type=ProbeResult).own
     assert own is not None
     assert own.ok
     assert own.loopback_gbps == own.disk_mbps == 0.0
 
 
 def test_one_failure_leaves_the_other_probes(run_dir: Path) -> None:
-    own = msgspec.json.decode(ask(order(own=True, run_dir=f"{run_dir}/gone")).stdout, type=ProbeResult).own
+    own = msgspec.json.decode(ask(order(own=True, run_dir=bytes(run_dir / "gone"))).stdout, type=ProbeResult).own
     assert own is not None
     assert not own.ok
     assert own.cause.startswith(f"disk: no file can be written in {run_dir}/gone (No such file or directory)")
@@ -155,7 +155,7 @@ def test_a_cpu_quota_shows_in_the_rate_and_is_told(run_dir: Path, launcher) -> N
         (group / "cpu.cfs_quota_us").write_text(str(QUOTA_US))
     except OSError as error:
         pytest.skip(f"no CPU cgroups of version 1 on this machine: {error}")
-    fields = order(own=True, run_dir=str(run_dir), local_world_size=os.cpu_count() or 1).decode()
+    fields = order(own=True, run_dir=bytes(run_dir), local_world_size=os.cpu_count() or 1).decode()
     try:
         status, output = launcher.run(["python", PROGRAMS / "under_quota.py", fields, group / "cgroup.procs"])
     finally:

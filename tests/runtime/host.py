@@ -24,6 +24,7 @@ class Host:
         self.calls: list[str] = []
 
     local_ranks = (LocalRank(0), LocalRank(1))
+    cleaning: tuple[int, ...] = ()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)

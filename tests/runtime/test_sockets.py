@@ -1,18 +1,24 @@
 """The agent's Unix socket: whole packets, garbage refused, and the kernel's word for who speaks."""
 
+import math
 import os
 import socket
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from taskd.errors import LinkError
 from taskd.runtime.agent.sockets import LocalServer
-from taskd.wire.codec import encode
+from taskd.runtime.system.descriptors import open_descriptors
+from taskd.runtime.system.packets import receive_packet
+from taskd.wire.codec import BadFrameError, decode_to_local, encode
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Hello, Modules, Release
+from taskd.wire.messages import Hello, Join, Modules, Release
+from taskd.wire.standbys import Become
 from tests.launch import Launcher
 from tests.runtime.local import Ear, start
+from tests.wire.test_codec import PLAN
 
 
 def connect(server: LocalServer) -> socket.socket:
@@ -57,6 +63,52 @@ def test_one_that_does_not_read_does_not_hold_the_agent_up(ear: Ear) -> None:
         peer, _ = ear.until(lambda _peer, _message: True)
         while peer.send(Modules(names=("x" * 1000,))):
             pass
+
+
+def test_a_large_message_comes_whole(ear: Ear) -> None:
+    """Larger than any datagram; and what the process has said is received as before."""
+    plan = replace(PLAN, members=tuple(map(JobRank, range(100_000))))
+    env = {b"V%d" % number: b"\xff" * 100_000 for number in range(60)}
+    with connect(ear.server) as link:
+        link.send(encode(Modules(names=())))
+        peer, _ = ear.until(lambda _peer, _message: True)
+        before = open_descriptors()
+        for message in (Become(env=env, argv=(), cwd=None), Join(plan=plan), Release(generation=3)):
+            assert peer.send(message)
+            assert decode_to_local(receive_packet(link)) == message
+        assert open_descriptors() == before
+
+
+def test_what_cannot_be_sent_does_not_reach_the_sender(ear: Ear, caplog: pytest.LogCaptureFixture) -> None:
+    with connect(ear.server) as link:
+        link.send(encode(Modules(names=())))
+        peer, _ = ear.until(lambda _peer, _message: True)
+        assert not peer.send(Become(env={b"V": b"x" * (1 << 20)}, argv=(), cwd=None)), "no variable is as long as that"
+        assert not peer.send(Join(plan=replace(PLAN, timeout_s=math.inf)))
+        assert peer.send(Release(generation=3))
+        assert decode_to_local(receive_packet(link)) == Release(generation=3)
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"nothing was sent to process {os.getpid()}"
+    ] * 2
+
+
+def test_a_file_that_is_cut_short_is_a_bad_frame(ear: Ear) -> None:
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far, open(os.memfd_create("cut"), "wb") as file:
+        file.write(encode(Become(env={b"V": b"x" * 150_000, b"W": b"x" * 150_000}, argv=(), cwd=None))[:200_000])
+        file.flush()
+        socket.send_fds(near, [b"\0"], [file.fileno()])
+        with pytest.raises(BadFrameError):
+            decode_to_local(receive_packet(far))
+
+
+def test_the_agent_takes_no_file(ear: Ear) -> None:
+    with connect(ear.server) as link, open("/dev/null", "rb") as file:
+        socket.send_fds(link, [encode(Modules(names=("numpy",)))], [file.fileno()])
+        before = open_descriptors()
+        _, message = ear.until(lambda _peer, message: True)
+        assert message == Modules(names=("numpy",))
+        assert open_descriptors() == before + 1, "that of the connection alone"
 
 
 def test_a_path_that_cannot_be_bound(run_dir: Path) -> None:

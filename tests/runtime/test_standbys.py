@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from taskd.errors import RecoveryError
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.warm_up import SDKLESS_DELAY_S, WarmUp
@@ -234,6 +235,69 @@ def test_templates_that_fail_one_after_the_other_are_given_up(
     assert pool.wait_s <= 0
     assert [record.getMessage()[:11] for record in caplog.records if record.levelname == "WARNING"] == ["3 templates"]
     pool.close()
+
+
+def ended() -> int:
+    """A process that has said nothing, and was reaped."""
+    process = subprocess.Popen(["true"])
+    process.wait(LIMIT_S)
+    return process.pid
+
+
+def test_a_standby_that_never_connects_is_asked_for_again(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    pool.refill()
+    pool.reaped((ended(),))
+    pool.refill()
+    assert nursery.told(nursery.templates[0], pool.close) == ["Fork 3", "Fork 1"]
+
+
+def test_what_a_reaped_standby_had_said_counts_for_nothing(make: Callable[..., Nursery]) -> None:
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    late = start(nursery.launcher, "member.py", nursery.ear.server.path, "standby", 1)
+    pool.reaped((late.pid,))
+    nursery.hellos(1)
+    assert pool.count == 0
+    pool.refill()
+    pool.reaped(())
+    nursery.standbys(1)
+    assert pool.count == 1
+    assert nursery.told(nursery.templates[0], pool.close) == ["Fork 3", "Fork 1"]
+
+
+def test_a_template_that_never_connects_is_followed_by_another(make: Callable[..., Nursery], ear: Ear) -> None:
+    pids: list[int] = []
+
+    def start_template() -> int:
+        pids.append(ended())
+        return pids[-1]
+
+    pool = StandbyPool(ear.server, 1, start_template)
+    pool.open()
+    for number in range(1, 5):
+        assert len(pids) == min(number, 3), "three are enough"
+        pool.reaped((pids[-1],))
+        pool.refill()
+    assert pool.wait_s <= 0
+
+
+def test_where_no_template_can_be_started_ranks_start_cold(ear: Ear, caplog: pytest.LogCaptureFixture) -> None:
+    def start_template() -> int:
+        raise RecoveryError("no process can be had")
+
+    pool = StandbyPool(ear.server, 1, start_template)
+    for _ in range(3):
+        pool.open()
+        pool.refill()
+        assert pool.wait_s <= 0
+    assert pool.take() is None
+    assert "no warm processes: no process can be had" in caplog.text
 
 
 def test_a_standby_that_dies_is_not_given_out(make: Callable[..., Nursery]) -> None:

@@ -63,6 +63,14 @@ def test_an_agent_that_was_gone_before_the_attach_counts(box, launcher):
     assert worker.wait(10) == -signal.SIGKILL
 
 
+def test_the_watch_takes_no_standard_descriptor(box, launcher):
+    """Python would take it for its standard output, and fail with each print."""
+    program = "import sys; sys.exit(3 if sys.stdin is sys.stdout is None else 4)"
+    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", program]
+    worker = launcher.start(command, env=armed(box.path, TASKD_AGENT_PID=str(os.getpid())))
+    assert worker.wait(10) == 3
+
+
 def test_watching_can_begin_without_a_box(launcher):
     worker = launcher.start(["python", PROGRAMS / "watches.py"], env=plain())
     tasks = f"/proc/{worker.pid}/task"

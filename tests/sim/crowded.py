@@ -53,7 +53,7 @@ def crowded(seed: int) -> Scenario:
             scenario.policy,
             node_count=nodes,
             ranks_per_node=rng.choice([2, 2 if family is hung_since else 1]) if nodes > 1 else rng.choice([2, 3]),
-            strategies=replace(scenario.policy.strategies, allowed=allowed, min_nodes=1, dump_to="/shelf"),
+            strategies=replace(scenario.policy.strategies, allowed=allowed, min_nodes=1, dump_to=b"/shelf"),
             deadlines=replace(DEADLINES, wait_node_s=wait_s, takeover_s=rng.choice([1.0, 10.0])),
             budget=BudgetPolicy(max_restarts=None if calls == 1 or rng.random() < 0.5 else rng.randint(0, 2)),
             recover_hangs=True,

@@ -130,7 +130,7 @@ def draw(seed: int) -> Scenario:
         strategies=StrategyPolicy(
             allowed=_allowed(rng, all_six=on_nodes),
             min_nodes=rng.choice([1, 1, max(1, nodes - 1)]),
-            dump_to="/shelf" if rng.random() < 0.7 else "",
+            dump_to=b"/shelf" if rng.random() < 0.7 else b"",
         ),
         budget=BudgetPolicy(max_restarts=None if rng.random() < 0.93 else rng.randint(0, 3)),
         deadlines=DEADLINES,

@@ -9,10 +9,12 @@ from types import TracebackType
 
 from taskd.adaptors.torchrun.children import AdoptedProcess
 from taskd.adaptors.torchrun.template_process import TemplateProcess
-from taskd.runtime.agent.ports import Command
+from taskd.runtime.agent.given import order_to_become
+from taskd.runtime.agent.ports import Command, Logs
+from taskd.runtime.system.packets import send_packet
 from taskd.wire.codec import encode
 from taskd.wire.messages import Hello
-from taskd.wire.standbys import Become, Fork, Prepare
+from taskd.wire.standbys import Fork, Prepare
 from tests.leaks import set_subreaper
 from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
 
@@ -79,10 +81,11 @@ class Nursery:
             standby.link.send(encode(Prepare()))
         return standbys
 
-    def become(self, standby: Standby, argv: tuple[str, ...], cwd: Path, env: dict[str, str]) -> int:
+    def become(self, standby: Standby, argv: tuple[str, ...], cwd: Path | None, env: dict[str, str]) -> int:
         """Let it run a script to the end. Returns the exit status."""
         out, err = (str(path) for path in self._files(standby))
-        standby.link.send(encode(Become(env=env, argv=argv, cwd=str(cwd), stdout=out, stderr=err)))
+        order = order_to_become(argv, env, Logs(out, err, None), bytes(cwd) if cwd else None)
+        send_packet(standby.link, encode(order))
         assert standby.link.recv(1) == b"", "it lets go of its link when it is no standby any more"
         released = self.process.release(standby.hello.pid)
         status = (released or AdoptedProcess(standby.hello.pid)).wait(DEADLINE_S)

@@ -7,11 +7,12 @@ import socket
 import threading
 from pathlib import Path
 
+from taskd.runtime.agent.given import order_to_become, working_folder
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.wire.codec import decode_from_local, encode
 from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import Hello
-from taskd.wire.standbys import Become, Fork
+from taskd.wire.standbys import Fork
 
 DEADLINE_S = 30.0
 FIRST, SECOND = LocalRank(0), LocalRank(1)
@@ -164,8 +165,7 @@ class ScriptedRuntime:
         if standby is None:
             host.spawn(SECOND, env, logs)
             return
-        become = Become(env=env, argv=command.argv, cwd=os.getcwd(), stdout=logs.stdout, stderr=logs.stderr)
-        standby.send(encode(become))
+        standby.send(encode(order_to_become(command.argv, env, logs, working_folder())))
         host.adopt(SECOND, self._standby_pid, env, logs)
 
 

@@ -1,5 +1,6 @@
 """Templates and standbys at the edges: no agent, threads, modules that fail, a flood of forks."""
 
+import ast
 import os
 import shutil
 import signal
@@ -146,6 +147,48 @@ def test_modules_are_imported_as_far_as_they_can_be(run_dir: Path, tmp_path: Pat
         assert nursery.output(standby) == ("[True, False, False]\n", "")
 
 
+ARGUMENT = "\udcfe\udc80" + "y" * 100_000
+SEES = """
+import os, sys
+print(ascii((os.getcwd(), sys.argv[1:], os.environ["V\\udcff"], len(os.environ["V3499"]))))
+"""
+
+
+def test_a_rank_is_given_the_kernels_bytes(run_dir: Path, tmp_path: Path, env: dict[str, str]) -> None:
+    """Names that are not UTF-8, and more variables than one datagram has room for."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    write_module(tmp_path, "script", SEES)
+    many = {**env, "V\udcff": "\udce9", **{f"V{number}": "x" * 100 for number in range(3500)}}
+    with Nursery(run_dir, env) as nursery:
+        nursery.start_template(tmp_path)
+        for standby, cwd in zip(nursery.fork(2), (folder, None), strict=True):  # None: it cannot be named
+            assert nursery.become(standby, (str(tmp_path / "script.py"), ARGUMENT), cwd=cwd, env=many) == 0
+            out, err = nursery.output(standby)
+            assert (ast.literal_eval(out), err) == ((str(cwd or tmp_path), [ARGUMENT], "\udce9", 100), "")
+
+
+WRITES = """
+import sys
+from taskd.adaptors.torchrun.standby import _redirect
+from taskd.runtime.system.descriptors import fill_standard_descriptors
+fill_standard_descriptors()  # as each process of ours does at its start
+assert sys.stdout is None
+_redirect(sys.argv[1].encode(), 1)
+_redirect(sys.argv[2].encode(), 2)
+print("out")
+print("err \\udcff", file=sys.stderr)
+assert sys.stdout is sys.__stdout__
+"""
+
+
+def test_a_rank_with_logs_has_a_stream_that_its_template_had_not(tmp_path: Path, env: dict[str, str]) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    words = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-c", WRITES, str(out), str(err)]
+    subprocess.run(words, env=env, check=True)
+    assert (out.read_text(), err.read_text()) == ("out\n", "err \\udcff\n")
+
+
 def test_a_new_template_replaces_the_old_one_and_its_standbys(run_dir: Path, env: dict[str, str]) -> None:
     with Nursery(run_dir, env) as nursery:
         nursery.start_template()
@@ -213,3 +256,23 @@ def test_the_agent_learns_how_its_children_end(env: dict[str, str]) -> None:
     words = ["env", "--ignore-signal=CHLD", sys.executable, "-c", KEEPS]
     ran = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("[False, 0, True, False, 1]\n", "")
+
+
+STEPS_BACK = """
+import sys
+if any("torch.distributed.run" in word for word in sys.orig_argv):
+    from taskd.runtime.agent.agent import NodeAgent
+    def broken(*_, **__):
+        raise OSError("broken by the test")
+    NodeAgent.__init__ = broken
+"""
+
+
+def test_where_taskd_steps_back_ranks_ignore_sigchld_as_without_it(tmp_path: Path, env: dict[str, str]) -> None:
+    write_module(tmp_path, "sitecustomize", STEPS_BACK)
+    write_module(tmp_path, "script", SIGNALS)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", str(tmp_path / "script.py")]
+    on = {**env, "TASKD_PROCESS_ENABLE": "on"}
+    ran = subprocess.run(["env", "--ignore-signal=CHLD", *torchrun], env=on, capture_output=True, text=True, check=True)
+    assert ran.stdout == "forgotten SIG_IGN False\n"
+    assert "broken by the test" in ran.stderr

@@ -20,7 +20,8 @@ from taskd.adaptors.torchrun import standby
 from taskd.adaptors.torchrun.children import AdoptedProcess, has_ended
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.config.process import environment
-from taskd.runtime.agent.ports import Command
+from taskd.runtime.agent.given import order_to_become
+from taskd.runtime.agent.ports import Command, Logs
 from taskd.wire.codec import BadFrameError, encode
 from taskd.wire.messages import Hello
 from taskd.wire.standbys import Become, Fork, Prepare
@@ -131,7 +132,7 @@ class Agent:
     def _become(self) -> Become:
         out = str(self._folder / "out")
         env = {**self._env, "RANK": "0"}
-        return Become(env=env, argv=("script.py",), cwd=str(self._folder), stdout=out, stderr=out)
+        return order_to_become(("script.py",), env, Logs(out, out, None), bytes(self._folder))
 
     def close(self) -> None:
         self._process.close()

@@ -86,7 +86,7 @@ class Agent:
         assert self._peer.send(message)
 
     def join(
-        self, dump: str = "", dump_to: str = "", replicas: int = 0, world_size: int = 1, timeout_s: float = 20
+        self, dump: str = "", dump_to: bytes = b"", replicas: int = 0, world_size: int = 1, timeout_s: float = 20
     ) -> None:
         """Order a pause, and a new world of the next generation."""
         self._generation += 1
@@ -106,7 +106,7 @@ class Agent:
         world_size: int = 1,
         timeout_s: float = 20,
         dump: str = "",
-        dump_to: str = "",
+        dump_to: bytes = b"",
         replicas: int = 0,
     ) -> WorldPlan:
         """A world in which this process keeps its own state."""
@@ -265,7 +265,7 @@ def test_the_managers_directory_comes_first(agent: Agent, run_dir: Path, own: bo
     agent.checkpoints = mine if own else None
     process = agent.start("runtime")
     agent.expect(Stage.PAUSED)
-    agent.join(dump="no node came", dump_to=str(wanted))
+    agent.join(dump="no node came", dump_to=bytes(wanted))
     agent.expect(Stage.JOINED, Stage.RESTORED, Stage.DUMPED)
     assert (wanted / "step-1" / "taskd.json").is_file()
     assert mine is not None

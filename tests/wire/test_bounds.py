@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -65,6 +66,33 @@ def test_what_is_honest_and_too_much_is_made_to_fit() -> None:
     assert read.end.error.message == words.cause
     assert len(read.frames.threads[0].stack) < 5000
     assert read.frames.native.count("\n") > 2, "what has lines keeps them"
+
+
+def filled(kind: inspect.Type, whole: str) -> Any:
+    """A message, or a part of one, with this in place of each of its texts."""
+    match kind:
+        case inspect.StructType():
+            return kind.cls(**{field.name: filled(field.type, whole) for field in kind.fields})
+        case inspect.UnionType():
+            return filled(next(one for one in kind.types if not isinstance(one, inspect.NoneType)), whole)
+        case inspect.VarTupleType():
+            return (filled(kind.item_type, whole),)
+        case inspect.DictType():
+            return {filled(kind.key_type, whole): filled(kind.value_type, whole)}
+        case inspect.StrType():
+            return whole
+        case inspect.EnumType():
+            return next(iter(kind.cls))
+    return plain(kind)
+
+
+@pytest.mark.parametrize("kind", [FromLocal, ToLocal], ids=["from local", "to local"])
+@pytest.mark.parametrize("whole", ["x" * (1 << 20), "\udcff" * 9000, "a\0b"], ids=["1 MiB", "not UTF-8", "NUL"])
+def test_no_text_of_a_user_keeps_a_message_from_being_sent(kind: type, whole: str) -> None:
+    union = inspect.type_info(kind)
+    assert isinstance(union, inspect.UnionType)
+    for one in union.types:
+        codec.encode(filled(one, whole))
 
 
 def test_what_fits_is_not_touched() -> None:

@@ -39,7 +39,7 @@ PLAN = messages.WorldPlan(
     timeout_s=30.0,
 )
 DIRECTIVE = messages.Directive(job_id="job", sequence=1, generation=3, order=messages.Order.JOIN, plan=PLAN)
-BECOME = Become(env={"A": "ü"}, argv=("s.py", "--x"), cwd="/")
+BECOME = Become(env={b"A": b"\xff"}, argv=(b"s.py", b"--x"), cwd=b"/")
 
 EXAMPLES = [
     (codec.decode_from_agent, STATUS),
@@ -133,12 +133,15 @@ def test_a_local_frame_has_its_own_bound():
         codec.encode(large)
     assert info.value.fault is FrameFault.SIZE
     with pytest.raises(FrameError):
-        codec.decode_to_local(b"TD\x01" + msgspec.msgpack.encode(large))
+        codec.decode_from_local(b"TD\x01" + msgspec.msgpack.encode(large))
 
 
-def test_text_that_is_not_utf8_is_refused_before_it_is_sent():
-    with pytest.raises(BadFrameError, match="Become cannot be sent"):
-        codec.encode(Become(env={"A": "\udcff"}, argv=(), cwd="/"))
+def test_an_environment_may_be_as_large_as_the_kernel_allows():
+    variables = {b"V%d" % number: b"x" * 131_000 for number in range(48)}  # 6 MiB
+    large = Become(env=variables, argv=(), cwd=b"/")
+    assert codec.decode_to_local(codec.encode(large)) == large
+    with pytest.raises(BadFrameError, match="expected at most"):
+        codec.encode(Become(env={b"V": b"x", **{b"W%d" % n: b"x" * 131_000 for n in range(70)}}, argv=(), cwd=b"/"))
 
 
 def test_a_hostile_text_is_shortened_and_escaped():

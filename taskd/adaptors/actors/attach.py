@@ -26,7 +26,8 @@ from taskd.adaptors.actors.ticket import Ticket
 from taskd.config.process import own_environment
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ConfigError, LinkError
-from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
+from taskd.runtime.system.packets import receive_packet
+from taskd.wire.codec import decode_to_local, encode
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Hello
 from taskd.wire.standbys import Become
@@ -105,12 +106,12 @@ def _await_rank(answer: DoorAnswer, until_s: float) -> dict[str, str] | None:
                 poller.register(link, select.POLLIN)
                 if not poller.poll(left_s * 1000):
                     return None
-                frame = link.recv(MAX_LOCAL_BYTES)
+                frame = receive_packet(link)
                 if not frame:
                     return None
                 message = decode_to_local(frame)
                 if isinstance(message, Become):
-                    return dict(message.env)
+                    return {os.fsdecode(name): os.fsdecode(value) for name, value in message.env.items()}
         except OSError:
             pass
     return None

@@ -114,6 +114,9 @@ class ActorHost:
         if self._process is not None:
             self._process.kill(number)
 
+    cleaning: tuple[int, ...] = ()
+    """Whoever starts the processes also ends what they leave."""
+
     def exit_status(self, _local_rank: LocalRank) -> int | None:
         """None while it runs; else what was seen, or `UNSEEN`."""
         if self._runs():

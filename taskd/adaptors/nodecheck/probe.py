@@ -10,6 +10,7 @@ Rules:
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -106,7 +107,7 @@ class _Sheet:
         if order.local_rank == 0:  # the node has one of these
             self._rate("loopback_gbps", "loopback", lambda: loopback(order.address))
             if order.run_dir:
-                self._rate("disk_mbps", "disk", lambda: disk(order.run_dir))
+                self._rate("disk_mbps", "disk", lambda: disk(os.fsdecode(order.run_dir)))
 
     def _explain(self, waited: float, quotas: Quotas) -> None:
         periods, directory = quotas.stopped_since()

@@ -30,6 +30,7 @@ from taskd.adaptors.torchrun.isolation import isolated
 from taskd.adaptors.torchrun.logs import spare_earlier
 from taskd.adaptors.torchrun.refusal import refuse_wrong_settings
 from taskd.adaptors.torchrun.script import mark_round
+from taskd.adaptors.torchrun.start import restore_inherited
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
@@ -75,14 +76,18 @@ def _make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpe
         logs=keeps_logs(spec),
     )
     _find_descriptors(needed, parse_command(spec.entrypoint, spec.args, sys.executable))
-    if stop_ignoring_sigchld():
-        hand_down(SIGCHLD_IGNORED, 1)
     if config.nccl_times:
         plugin = library_path()
         wrong = flaw(plugin)
         if reason := f"{plugin} {wrong}; {REINSTALL}" if wrong else profile_nccl(plugin):
             logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
-    return NodeAgent(config, NodeStore(config.manager).serve)
+    if stop_ignoring_sigchld():
+        hand_down(SIGCHLD_IGNORED, 1)
+    try:
+        return NodeAgent(config, NodeStore(config.manager).serve)
+    except Exception:
+        restore_inherited()
+        raise
 
 
 def _find_descriptors(needed: int, command: Command) -> None:

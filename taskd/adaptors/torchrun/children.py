@@ -23,6 +23,7 @@ from taskd.runtime.system.pidfd import await_end
 from taskd.wire.kinds import LocalRank
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_CHILD_SUBREAPER: Final = 37
 _STATUS_UNKNOWN: Final = 255
 """Reported for a child that somebody else has reaped. Not zero: it must not pass for a success."""
 
@@ -35,6 +36,12 @@ def become_subreaper() -> None:
             f"prctl(PR_SET_CHILD_SUBREAPER) failed: {os.strerror(ctypes.get_errno())}; expected Linux 3.4 or newer; "
             "set TASKD_STANDBY=0 to do without warm processes"
         )
+
+
+def is_subreaper() -> bool:
+    """Whether this process is the parent of all descendants whose own parent ends."""
+    found = ctypes.c_int()
+    return ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0) == 0 and bool(found.value)
 
 
 def signal_group(pid: int, number: int) -> None:

@@ -6,7 +6,7 @@ Rules:
 2. A process is reaped and signalled under the lock, so that nobody signals one that another thread has just reaped.
    torch itself does not know of the lock: once a thread ends the ranks, it alone reaps.
 3. With `sweeps`, what a failed process leaves in its group is killed before that is reaped: the group's number is its
-   own until then.
+   own until then. What cleans up behind it gets the time for that (`cleaners.py`).
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from taskd.adaptors.torchrun.children import OrphanGroups, has_failed, signal_group, status_of
+from taskd.adaptors.torchrun.cleaners import Cleaners
 from taskd.runtime.agent.deaths import ending_status
 from taskd.wire.kinds import LocalRank
 
@@ -36,6 +37,7 @@ class RankHandles:
         self._former: list[SubprocessHandler] = []
         """Of processes that were fenced, until they are collected."""
         self._groups = OrphanGroups()
+        self._cleaners = Cleaners()
 
     def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Signal the rank's whole process group, unless its process has been reaped."""
@@ -44,7 +46,10 @@ class RankHandles:
             if process.returncode is None:
                 if ending_status(process.pid) is None:
                     self._ended_by_us.add(local_rank)
-                signal_group(process.pid, signal)
+                if signal == SIGKILL:
+                    self._cleaners.kill_group(process.pid)
+                else:
+                    signal_group(process.pid, signal)
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended, None while it runs."""
@@ -58,7 +63,7 @@ class RankHandles:
         if self._closer not in (None, threading.get_ident()):
             return status_of(process.pid)  # torch asks whether it runs and then signals it: it must not go meanwhile
         if self.sweeps and has_failed(process.pid):
-            signal_group(process.pid, SIGKILL)
+            self._cleaners.kill_group(process.pid)
         status = process.poll()
         if status is not None:
             self._groups.add(process.pid)
@@ -69,7 +74,7 @@ class RankHandles:
         handler = self._context.subprocess_handlers[local_rank]
         with self._lock:
             if self._collect(handler) is None:
-                signal_group(handler.proc.pid, SIGKILL)
+                self._cleaners.kill_group(handler.proc.pid)
                 self._former.append(handler)
         for stream in (handler._stdout, handler._stderr):
             if stream is not None:
@@ -87,12 +92,19 @@ class RankHandles:
         """Reap what was fenced, and what the dead have left."""
         with self._lock:
             self._former = [handler for handler in self._former if self._collect(handler) is None]
+            self._cleaners.look()
         self._groups.reap()
 
     @property
     def has_former(self) -> bool:
-        """Whether a fenced process is not collected yet."""
-        return bool(self._former)
+        """Whether a fenced process is not collected yet, or one that cleans up behind a rank."""
+        return bool(self._former or self.cleaning)
+
+    @property
+    def cleaning(self) -> tuple[int, ...]:
+        """Processes that clean up behind dead ranks."""
+        with self._lock:
+            return self._cleaners.pids
 
     def await_the_dying(self, timeout_s: float) -> None:
         """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause.
@@ -121,6 +133,7 @@ class RankHandles:
         """The calling thread is about to end the ranks."""
         with self._lock:
             self._closer = threading.get_ident()
+            self._cleaners.release()
 
     @property
     def ending(self) -> bool:

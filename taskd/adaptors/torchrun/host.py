@@ -182,6 +182,11 @@ class TorchrunHost:
         self._handles.kill(local_rank, signal)
         self._stirred.set()
 
+    @property
+    def cleaning(self) -> tuple[int, ...]:
+        """Processes that still clean up behind former processes of ranks."""
+        return self._handles.cleaning
+
     def exit_status(self, local_rank: LocalRank) -> int | None:
         """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
         status = self._handles.exit_status(local_rank)

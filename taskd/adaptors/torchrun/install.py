@@ -33,6 +33,9 @@ def install() -> None:
             return
         _installed = True
         from taskd.adaptors.torchrun.imports import after_import, is_initializing
+        from taskd.runtime.system.descriptors import fill_standard_descriptors
+
+        fill_standard_descriptors()  # before torchrun opens a file that gets one of these numbers
 
         # Torch loads its plugins in the middle of the launcher's own import. The launcher takes the class from the
         # agent's module a little later, so that is where it must be found then.

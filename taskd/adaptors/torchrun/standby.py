@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import linecache
 import logging
 import os
@@ -40,9 +41,10 @@ from taskd.config.process import forget_preload, forget_start, replace_environme
 from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
+from taskd.runtime.system.packets import receive_packet
 from taskd.runtime.system.processes import call_me
 from taskd.runtime.system.sigchld import ignore_sigchld
-from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
+from taskd.wire.codec import decode_to_local, encode
 from taskd.wire.messages import (
     Abandon,
     AccountRequest,
@@ -77,6 +79,7 @@ _QUOTED_MODULES: Final = (
 )
 """`torch.manual_seed` keeps the stack for an error's text, with lines of these: to read them first takes 5 ms."""
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
+_STREAMS: Final = {1: "stdout", 2: "stderr"}
 _BREATH_MS: Final = 1
 """Between two pieces of the work that a standby does ahead: others train meanwhile."""
 
@@ -172,7 +175,7 @@ def connect(path: str, hello: Hello) -> socket.socket:
 def receive(link: socket.socket) -> ToLocal:
     """The next message of the agent. Ends the process if the agent has gone."""
     try:
-        frame = link.recv(MAX_LOCAL_BYTES + 1)
+        frame = receive_packet(link)
     except ConnectionError:
         frame = b""
     if not frame:
@@ -221,7 +224,8 @@ def take_rank(become: Become) -> None:
     """Turn this process into what a fresh one for that rank would be after its imports."""
     if os.getsid(0) != os.getpid():
         os.setsid()
-    os.chdir(become.cwd)
+    if become.cwd is not None:
+        os.chdir(become.cwd)
     replace_environment(become.env)
     forget_start(START)
     forget_preload()
@@ -236,9 +240,10 @@ def take_rank(become: Become) -> None:
     _reseed()
     multiprocessing = sys.modules.get("multiprocessing.process")
     if multiprocessing is not None:  # its children find a relative script from here
-        vars(multiprocessing)["ORIGINAL_DIR"] = become.cwd
-    sys.orig_argv = [sys.executable, "-u", *become.argv]  # for scripts that run themselves
-    sys.argv[:] = ["-m", *become.argv[2:]] if become.argv[0] == "-m" else become.argv
+        vars(multiprocessing)["ORIGINAL_DIR"] = None if become.cwd is None else os.fsdecode(become.cwd)
+    argv = [os.fsdecode(argument) for argument in become.argv]
+    sys.orig_argv = [sys.executable, "-u", *argv]  # for scripts that run themselves
+    sys.argv[:] = ["-m", *argv[2:]] if argv[0] == "-m" else argv
 
 
 def _fork_twice() -> bool:
@@ -327,12 +332,17 @@ def _is_in_bad_fork(name: str) -> bool:
     return bool(check()) if check is not None else False
 
 
-def _redirect(path: str | None, descriptor: int) -> None:
+def _redirect(path: bytes | None, descriptor: int) -> None:
     if path is None:
         return
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
     os.dup2(file, descriptor)
     os.close(file)
+    name = _STREAMS[descriptor]
+    if getattr(sys, name) is None:  # torchrun was started with this descriptor closed
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, errors="backslashreplace" if name == "stderr" else None, write_through=True)
+        vars(sys).update({name: stream, f"__{name}__": stream})
 
 
 def _forget_warnings() -> None:

@@ -24,15 +24,18 @@ from typing import Any, Final
 from taskd.adaptors.torchrun.command import TEMPLATE
 from taskd.adaptors.torchrun.isolation import ImportIsolation
 from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
-from taskd.config.process import forget_start, take_over
-from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
+from taskd.config.process import forget_start, take_over, take_over_numbers
+from taskd.config.settings import CLEANING, DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError, TaskdError
 from taskd.runtime.system.descriptors import fill_standard_descriptors, set_descriptor_limit
+from taskd.runtime.system.segments import await_removal
 from taskd.runtime.system.sigchld import ignore_sigchld
 
 logger = logging.getLogger(__name__)
 _MODULE: Final = "sitecustomize"
+_CLEANUP_S: Final = 5.0
+"""Limit for processes that remove the shared memory of a former rank: then they are killed."""
 
 
 def begin(directory: str, isolation: ImportIsolation) -> None:
@@ -49,6 +52,7 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
         if ignored:
             ignore_sigchld()
         _try_to_prepare(isolation)
+    await_removal(take_over_numbers(CLEANING), _CLEANUP_S)
     isolation.open()
     sys.addaudithook(_hear)
 
@@ -70,6 +74,13 @@ def _restore_limit() -> None:
     if limit is not None:
         with suppress(ValueError, OSError):  # the hard limit has been lowered since
             set_descriptor_limit(limit)
+
+
+def restore_inherited() -> None:
+    """Undo in torchrun what its ranks undo for themselves: it goes on without taskd."""
+    _restore_limit()
+    if take_over(SIGCHLD_IGNORED):
+        ignore_sigchld()
 
 
 def _is_rank() -> bool:

@@ -121,6 +121,6 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,
         dump=line(record.reason) if dumps else "",  # with a text it is one
-        dump_to=policy.strategies.dump_to if dumps else "",
+        dump_to=policy.strategies.dump_to if dumps else b"",
     )
     send(job, now_s, Order.JOIN, plan)

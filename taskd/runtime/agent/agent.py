@@ -391,7 +391,7 @@ class NodeAgent:
     def _report(self) -> None:
         before, self._told, now_s, delivered = self._told, self._state(), time.monotonic(), False
         self._held_s, self._sent_s = inf, now_s
-        self._ranks.reap()
+        self._ranks.reap(self._node)
         if self._link is not None:
             seen = self._observer.look(self._node, in_haste=self._told.is_pressing(before))
             status = self._reports.compose(self._node, self._identity, urgent=self._told, seen=seen, sent_s=now_s)

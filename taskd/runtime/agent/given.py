@@ -1,9 +1,12 @@
-"""What a new process of a rank is given: its environment, and the files of its output."""
+"""What a new process of a rank is given: its environment, the files of its output, and the order to a standby."""
 
 import logging
+import os
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from taskd.config.process import preload_with
+from taskd.config.settings import CLEANING
 from taskd.core.agent import Start
 from taskd.runtime.agent.ports import Logs, WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
@@ -12,6 +15,7 @@ from taskd.runtime.box.elf import flaw
 from taskd.runtime.box.shim import REINSTALL, library_path
 from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import Directive
+from taskd.wire.standbys import Become
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +36,28 @@ def new_environment(
         **logs.environment,
         "TORCHELASTIC_RESTART_COUNT": str(start.generation),
     }
+    if host.cleaning:
+        env[CLEANING.name] = ",".join(map(str, host.cleaning))
     return env, logs
+
+
+def working_folder() -> bytes | None:
+    """Return the folder in which this process works; None if it was removed."""
+    try:
+        return os.getcwdb()
+    except OSError:
+        return None
+
+
+def order_to_become(argv: Iterable[str], env: Mapping[str, str], logs: Logs, cwd: bytes | None) -> Become:
+    """Return the order for a standby, in the kernel's bytes."""
+    return Become(
+        env={os.fsencode(name): os.fsencode(value) for name, value in env.items()},
+        argv=tuple(map(os.fsencode, argv)),
+        cwd=cwd,
+        stdout=None if logs.stdout is None else os.fsencode(logs.stdout),
+        stderr=None if logs.stderr is None else os.fsencode(logs.stderr),
+    )
 
 
 def preload() -> dict[str, str]:

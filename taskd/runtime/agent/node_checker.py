@@ -141,7 +141,7 @@ class NodeChecker:
             trial=trial,
             local_rank=local_rank,
             local_world_size=local_ranks,
-            run_dir=os.fspath(self._run_dir),
+            run_dir=os.fsencode(self._run_dir),
             timeout_s=order.timeout_s,
         )
 

@@ -107,7 +107,15 @@ class WorkerHost(Protocol):
         ...
 
     def kill(self, local_rank: LocalRank, signal: Signals) -> None:
-        """Send a signal to the rank's whole process group. Nothing happens if it is gone."""
+        """Send a signal to the rank's whole process group. Nothing happens if it is gone.
+
+        SIGKILL spares, for some seconds, processes that remove the shared memory which the rank leaves (`cleaning`).
+        """
+        ...
+
+    @property
+    def cleaning(self) -> tuple[int, ...]:
+        """Processes that still clean up behind former processes of ranks."""
         ...
 
     def exit_status(self, local_rank: LocalRank) -> int | None:

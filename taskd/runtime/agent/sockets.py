@@ -2,7 +2,7 @@
 
 Rules:
 
-1. SOCK_SEQPACKET: one message a packet, nothing to reassemble, and the end of a process is the end of its socket.
+1. SOCK_SEQPACKET: one message a packet (`system.packets`), and the end of a process is the end of its socket.
 2. The socket lies in a directory of mode 0700; the kernel tells the pid of who connects, and that pid counts, not the
    one that the process says of itself.
 3. A packet that cannot be decoded is refused; the first of a connection is logged, which stays.
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from taskd.errors import FrameError, LinkError
+from taskd.runtime.system.packets import send_packet
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_from_local, encode
 from taskd.wire.messages import FromLocal, Hello, ToLocal
 
@@ -36,11 +37,14 @@ class Peer:
         """Packets that could not be decoded."""
 
     def send(self, message: ToLocal) -> bool:
-        """Send, without blocking; False if the process is gone or does not read."""
+        """Send, without blocking; False if the process is gone or does not read, or the message cannot be sent."""
         try:
-            self.link.send(encode(message), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            send_packet(self.link, encode(message))
         except OSError as error:
             logger.debug("nothing can be sent to process %d: %s", self.pid, error)
+            return False
+        except FrameError as error:
+            logger.error("nothing was sent to process %d: %s", self.pid, error)
             return False
         return True
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Final
 
 from taskd.core.warm_starts import RESERVE, Warming, wait_s
+from taskd.errors import RecoveryError
 from taskd.runtime.agent.sockets import LocalServer, Peer
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Hello, Modules
@@ -60,6 +61,10 @@ class StandbyPool:
         self._waiting = 0
         """Waiting ranks at the last refill. While there are some, new standbys go to them unprepared."""
         self._asked = 0
+        self._met: set[int] = set()
+        """Standbys that have connected, by pid, until they are reaped."""
+        self._reaped: set[int] = set()
+        """Those among the last that were collected before anything of them was received."""
         self._modules: set[str] = set()
         self._modules_bytes = 0
         self._unsent: list[str] = []
@@ -94,7 +99,12 @@ class StandbyPool:
         """Start the template, unless there is one or none is wanted. `refill` starts none before this was called."""
         self._opened = True
         if self._wanted and self._template_pid is None:
-            self._template_pid = self._start_template()
+            try:
+                self._template_pid = self._start_template()
+            except RecoveryError as error:
+                self._opened = False
+                logger.error("no warm processes: %s", error)
+                return
             self._importing_since_s, self._unsent, self._asked = time.monotonic(), sorted(self._modules), 0
             logger.info("template process %d imports torch to make standbys", self._template_pid)
 
@@ -126,10 +136,16 @@ class StandbyPool:
     def hello(self, peer: Peer, hello: Hello) -> None:
         """A template or standby has connected, or a template has finished its imports."""
         if hello.role == "standby":
+            if peer.pid in self._reaped:
+                self._reaped.discard(peer.pid)
+                return
+            self._met.add(peer.pid)
             self._asked = max(0, self._asked - 1)
             self._idle.append(peer)
             if not self._waiting:
                 self._prepare()
+        elif peer.pid != self._template_pid:
+            logger.debug("process %d was a template, and has ended", peer.pid)
         elif self._template is not peer:
             self._template = peer
             if self._hurried:
@@ -149,15 +165,28 @@ class StandbyPool:
     def gone(self, peer: Peer) -> None:
         """A template or standby has ended."""
         if peer is self._template:
-            self._count_failure()
-            self._template, self._template_pid, self._ready, self._asked = None, None, False, 0
-            self._importing_since_s = None
+            self._lose_template()
         if peer in self._idle:
             self._prepared -= self._idle.index(peer) < self._prepared
             self._idle.remove(peer)
 
-    def _count_failure(self) -> None:
+    def reaped(self, pids: tuple[int, ...]) -> None:
+        """Processes were collected: a template, or standbys, which may never have connected. Called for none too."""
+        self._reaped.clear()
+        for pid in pids:
+            if pid == self._template_pid:
+                if self._template is None:
+                    self._lose_template()
+            elif pid in self._met:
+                self._met.discard(pid)
+            else:
+                self._asked = max(0, self._asked - 1)
+                self._reaped.add(pid)
+
+    def _lose_template(self) -> None:
         self._failures += not self._ready
+        self._template, self._template_pid, self._ready, self._asked = None, None, False, 0
+        self._importing_since_s = None
         if self._failures >= _MOST_FAILURES and self._opened:
             self._opened = False
             logger.warning(
@@ -175,6 +204,10 @@ class StandbyPool:
             peer, self._template, self._template_pid, self._ready = self._template, None, None, False
             return peer
         return None
+
+    def dismiss(self, peer: Peer) -> None:
+        """Let one end that was taken, and became no rank."""
+        self._server.drop(peer)
 
     def refill(self, waiting: int = 0) -> None:
         """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""

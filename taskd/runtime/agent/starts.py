@@ -8,7 +8,6 @@ Rules:
 """
 
 import logging
-import os
 import time
 from collections import deque
 
@@ -16,14 +15,13 @@ from taskd.core.agent import Node, Start
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.agent.deaths import DeathWatch
-from taskd.runtime.agent.given import new_environment
+from taskd.runtime.agent.given import new_environment, order_to_become, working_folder
 from taskd.runtime.agent.ports import WorkerHost
 from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.wire.messages import RankStatus, Stage
-from taskd.wire.standbys import Become
 
 logger = logging.getLogger(__name__)
 
@@ -82,18 +80,19 @@ class Starts:
             self._launch(node, host, start, standby)
         except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
             logger.info("%s", error)
+        except OSError as error:  # of the system: no process, no file, no memory. The manager's limits go on
+            logger.error("rank %d gets no process: %s", start.rank, error)
 
     def _launch(self, node: Node, host: WorkerHost, start: Start, standby: Peer | None) -> None:
         local = self._processes[start.rank].local_rank
         self._processes.number(local, start.incarnation, start.generation)
         env, logs = new_environment(self._files, host, node.directive, start, local)
         if standby is not None:
-            argv = host.command(local).argv
-            become = Become(env=env, argv=argv, cwd=os.getcwd(), stdout=logs.stdout, stderr=logs.stderr)
-            if standby.send(become):
+            if standby.send(order_to_become(host.command(local).argv, env, logs, working_folder())):
                 host.adopt(local, standby.pid, env, logs)
                 self.begin(node, start, standby.pid, warm=not self._pool.only)
                 return
+            self._pool.dismiss(standby)
             if self._pool.only:  # it has died, and another may come
                 self._files.discard(local, start.incarnation)
                 self.order(node, host, start)

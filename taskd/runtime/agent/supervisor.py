@@ -57,6 +57,7 @@ class RankSupervisor:
     def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
         self._files = files
         self.processes = RankProcesses(files)
+        self._pool = pool
         self._preload = preload
         self._host: WorkerHost | None = None
         self._templates: Templates | None = None
@@ -260,12 +261,16 @@ class RankSupervisor:
             if slot.state is RankState.RUNNING and slot.status.stage in WAITING:
                 self.processes.tell(rank, Abandon(reason=reason))
 
-    def reap(self) -> None:
-        """Collect dead standbys."""
+    def reap(self, node: Node) -> None:
+        """Collect dead standbys. Ranks that wait may have waited for one of them."""
+        pids: tuple[int, ...] = ()
         if self._host is not None:
-            self._host.reap_standbys()
+            pids = self._host.reap_standbys()
         elif self._templates is not None:
-            self._templates.reap()
+            pids = self._templates.reap()
+        self._pool.reaped(pids)
+        if pids:
+            self.starts.serve(node)
 
     def _need_host(self) -> WorkerHost:
         if self._host is None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from taskd.errors import LinkError
 from taskd.runtime.system.hidden import HiddenThread, forget
-from taskd.wire.codec import MAX_LOCAL_BYTES
+from taskd.runtime.system.packets import receive_packet
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class _End:
         if self.is_lost():
             return b""
         try:
-            return self.socket.recv(MAX_LOCAL_BYTES)
+            return receive_packet(self.socket)
         except OSError:
             return b""
 

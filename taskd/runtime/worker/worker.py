@@ -311,6 +311,8 @@ class WorkerLink:
             self._line.send(encode(message))
         except (OSError, LinkError):
             logger.debug("the agent's socket is gone", exc_info=True)
+        except WireError as error:
+            logger.error("nothing was sent to the agent: %s", error)
 
 
 def _alive(pid: int) -> bool:

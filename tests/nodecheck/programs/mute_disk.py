@@ -15,6 +15,6 @@ def disk(run_dir: str) -> float:
 
 
 vars(probe)["disk"] = disk
-found = probe.run_probe(ProbeOrder(own=True, run_dir=sys.argv[1], timeout_s=5))
+found = probe.run_probe(ProbeOrder(own=True, run_dir=os.fsencode(sys.argv[1]), timeout_s=5))
 os.write(1, msgspec.json.encode(found))
 os._exit(0)

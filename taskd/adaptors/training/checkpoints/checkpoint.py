@@ -56,7 +56,7 @@ def dump_as_ordered(recovery: StateRecovery, plan: WorldPlan, config: WorkerConf
     Raises:
         CheckpointError: it could not be written, or nobody knows where to.
     """
-    directory = Path(plan.dump_to) if plan.dump_to else config.checkpoint_dir
+    directory = Path(os.fsdecode(plan.dump_to)) if plan.dump_to else config.checkpoint_dir
     if directory is None:
         raise CheckpointError(
             "no directory for checkpoints is known to the manager or to this rank; set TASKD_CHECKPOINT_DIR"

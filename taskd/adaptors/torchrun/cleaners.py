@@ -1,0 +1,144 @@
+"""Processes of a dead rank's group that clean up behind it, and get the time for that.
+
+Rules:
+
+1. multiprocessing's resource tracker, that of loky, and `torch_shm_manager` remove the shared memory that a process has
+   left, once it has died. So whoever kills a rank's group spares them for `CLEANUP_S`.
+2. All other members of the group are killed at once.
+3. A spared process is killed by its pidfd: the group's number may have become somebody else's. Without pidfds, or where
+   /proc does not show the group, the whole group is killed at once.
+"""
+
+import os
+import select
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import PurePath
+from signal import SIGKILL, pidfd_send_signal
+from typing import Final
+
+from taskd.adaptors.torchrun.children import is_subreaper, signal_group
+
+CLEANUP_S: Final = 5.0
+_TRACKERS: Final = (b"resource_tracker import main",)
+_MANAGER: Final = "torch_shm_manager"
+_MOST_PASSES: Final = 20
+"""Over a group whose members fork while they are killed."""
+
+
+class Cleaners:
+    """Those of one node's ranks that still have time."""
+
+    def __init__(self) -> None:
+        self._spared: dict[int, tuple[int, float]] = {}
+        """By pid: its pidfd, and when its time is over."""
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Those that still run."""
+        self.look()
+        return tuple(self._spared)
+
+    def kill_group(self, leader: int) -> None:
+        """Kill the group that `leader` leads, or `leader` alone while it leads none. It must not be reaped yet."""
+        members = _members(leader)
+        spared = {pid for pid in members if pid != leader and _is_cleaner(pid)}
+        if not all(self._spare(pid) for pid in spared):
+            spared = set()
+        if not spared:
+            signal_group(leader, SIGKILL)
+            return
+        killed = set[int]()
+        for _ in range(_MOST_PASSES):
+            rest = [pid for pid in members if pid not in spared | killed]
+            if not rest:
+                return
+            for pid in rest:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, SIGKILL)
+            killed.update(rest)
+            members = _members(leader)
+        signal_group(leader, SIGKILL)
+
+    def look(self) -> None:
+        """Forget those that have ended, and kill those whose time is over."""
+        for pid, (pidfd, until_s) in list(self._spared.items()):
+            if _has_ended(pidfd):
+                os.close(pidfd)
+                del self._spared[pid]
+            elif time.monotonic() >= until_s:
+                with suppress(ProcessLookupError):
+                    pidfd_send_signal(pidfd, SIGKILL)
+
+    def release(self) -> None:
+        """Leave those that still run alone."""
+        for pidfd, _ in self._spared.values():
+            os.close(pidfd)
+        self._spared.clear()
+
+    def _spare(self, pid: int) -> bool:
+        if pid in self._spared:
+            return True
+        try:
+            self._spared[pid] = os.pidfd_open(pid), time.monotonic() + CLEANUP_S
+        except ProcessLookupError:
+            return True
+        except OSError:
+            return False
+        return True
+
+
+def _members(group: int) -> list[int]:
+    """Return the processes of a group; its leader comes first.
+
+    To go through all of /proc takes 20 ms where there are thousands of processes. The members that a dead leader leaves
+    are this process's children.
+    """
+    found = dict.fromkeys(_all_members(group) if not is_subreaper() else (group,))
+    queue = deque([group, *(pid for pid in _children(os.getpid()) if _group_of(pid) == group)])
+    while queue:
+        pid = queue.popleft()
+        if pid != group and pid in found:
+            continue
+        if _group_of(pid) == group:
+            found[pid] = None
+        queue.extend(_children(pid))
+    return list(found)
+
+
+def _all_members(group: int) -> list[int]:
+    return [pid for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()) if _group_of(pid) == group]
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
+
+
+def _is_cleaner(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return False
+    if PurePath(os.fsdecode(words[0])).name == _MANAGER:
+        return True
+    return any(tracker in word for word in words for tracker in _TRACKERS)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
