@@ -33,7 +33,7 @@ from taskd.runtime.agent.node_checker import NodeChecker
 from taskd.runtime.agent.observer import Observer
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
-from taskd.runtime.agent.sockets import LocalServer, Peer
+from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.statuses import Reports, Urgent
 from taskd.runtime.agent.supervisor import RankSupervisor
@@ -77,7 +77,7 @@ class NodeAgent:
         self._reports = Reports(config.job_id)
         self._node = Node(agent_id=agent_of(self._reports.proof))
         self._files = RankFiles(config.run_dir, config.job_id)
-        self._server = LocalServer(self._files.socket)
+        self._server = self._files.listen()
         self._deaths = DeathWatch()
         self._pool = self.pool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
         self._ranks = RankSupervisor(self._files, self._deaths, self._pool, config.preload)
