@@ -23,10 +23,10 @@ _AGENT: Final = 17
 """Agent's wakers and sockets, its link to the manager, its directories, and the store of a new world."""
 _MANAGER: Final = 15
 """An embedded manager's socket with its monitor, the agent's connection to it, and the job's records."""
-_PER_RANK: Final = 6
-"""A rank's link, what shows its end, and one more while its process is replaced; its position, set-up and marks."""
-_COPIES, _COPIES_AMONG_NODES = 2, 6
-"""A rank's memory for copies of states."""
+_PER_RANK: Final = 3
+"""A rank's link, what shows its end, and one more while its process is replaced."""
+_MEMORY_PER_RANK: Final = 9
+"""Memory for its position, set-up and marks, and for six copies of states."""
 _TEMPLATE: Final = 4
 """The template's link, and the pipes by which it is started."""
 
@@ -53,8 +53,7 @@ def needed_descriptors(open_now: int, ranks: int, standbys: int, nodes: int, *, 
     """
     stock = _STOCK + (_STOCK_PER_RANK + (_LOGS_PER_RANK if logs else 0)) * ranks
     pool = _TEMPLATE + standbys + RESERVE if standbys else 0
-    each = _PER_RANK + (_COPIES_AMONG_NODES if nodes > 1 else _COPIES)
-    own = _AGENT + (_MANAGER if embeds else 0) + each * ranks + pool
+    own = _AGENT + (_MANAGER if embeds else 0) + (_PER_RANK + _MEMORY_PER_RANK) * ranks + pool
     return open_now + stock + own + ranks * nodes
 
 

@@ -87,11 +87,6 @@ def test_a_directory_that_another_has_made_in_the_swept_ones_place_is_not_used(f
         swept.rmdir()
 
 
-def test_a_node_among_several_keeps_more_copies(files: RankFiles) -> None:
-    assert len(files.prepare(L0, 0, 0, Shape(places=1), joins=False).copies) == 2
-    assert len(files.prepare(L3, 0, 0, Shape(places=2), joins=False).copies) == 6
-
-
 def put(path: Path, content: bytes) -> None:
     """Write to memory of the agent."""
     with path.open("r+b") as memory:

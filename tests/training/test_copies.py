@@ -29,10 +29,10 @@ def copied(folder: CopyFolder, of: JobRank, step: int, keep: int = -1, size_byte
     return file
 
 
-def pieces(folder: Path, count: int = 6) -> list[Path]:
+def pieces(folder: Path) -> list[Path]:
     """Files in the place of what an agent keeps for one rank: nothing was written to them yet."""
     folder.mkdir()
-    paths = [folder / f"copy-{number}" for number in range(count)]
+    paths = [folder / f"copy-{number}" for number in range(6)]
     for path in paths:
         path.touch(mode=0o600)
     return paths
@@ -164,14 +164,6 @@ def test_another_rank_to_keep_copies_of_gets_memory_that_nobody_counts_on(folder
     assert {(copy.of, copy.step) for copy in folder.whole()} == {(R1, 2), (R1, 4), (R2, 6), (R2, 8)}
     copied(folder, R0, 9, keep=8)
     assert {(copy.of, copy.step) for copy in folder.whole()} == {(R0, 9), (R1, 4), (R2, 6), (R2, 8)}
-
-
-def test_on_one_node_there_are_two_pieces_of_memory(tmp_path: Path) -> None:
-    folder = CopyFolder(pieces(tmp_path / "alone", 2), R3)
-    for step in (2, 4, 6):
-        copied(folder, R3, step, keep=2)
-    assert folder.whole() == (StateCopy(of=R3, step=2), StateCopy(of=R3, step=6))
-    folder.close()
 
 
 def test_what_is_read_is_bounded(folder: CopyFolder) -> None:

@@ -3,8 +3,8 @@
 Rules:
 
 1. It ends with the agent. A rank that starts anew, or another rank in its place, gets other memory.
-2. Copies come in pairs: two of the rank's own state, and on several nodes two of the state of the rank on another node
-   whose copies it keeps, and two of the one whose copies it kept before.
+2. Copies come in pairs: two of the rank's own state, two of the state of the rank on another node whose copies it
+   keeps, and two of the one whose copies it kept before. Memory to which nothing was written takes a descriptor alone.
 """
 
 from pathlib import Path
@@ -13,8 +13,7 @@ from typing import Final
 from taskd.runtime.folders.nameless import KeptMemory
 from taskd.wire.kinds import LocalRank
 
-_ALONE: Final = 2
-_AMONG_NODES: Final = 6
+_COPIES: Final = 6
 
 
 class RankMemory:
@@ -24,14 +23,13 @@ class RankMemory:
         OSError: there is none.
     """
 
-    def __init__(self, local_rank: LocalRank, folder: Path, *, several_nodes: bool) -> None:
+    def __init__(self, local_rank: LocalRank, folder: Path) -> None:
         self._all: list[KeptMemory] = []
         try:
             self.position, self.setup, self.marks = (
                 self._make(f"{what}-{local_rank}", folder) for what in ("position", "setup", "marks")
             )
-            count = _AMONG_NODES if several_nodes else _ALONE
-            self.copies_at = tuple(self._make(f"copy-{local_rank}-{number}", folder).path for number in range(count))
+            self.copies_at = tuple(self._make(f"copy-{local_rank}-{number}", folder).path for number in range(_COPIES))
         except OSError:
             self.close()
             raise

@@ -69,7 +69,7 @@ class RankFiles:
         """Make the files of a process that is about to start; what its environment has to say of them."""
         former = None if joins else self._memory.pop(local_rank, None)
         self._hold_directory()
-        memory = self._memory.get(local_rank) or self._make_memory(local_rank, several=shape.places != 1)
+        memory = self._memory.get(local_rank) or self._make_memory(local_rank)
         if former is not None:
             former.close()
         return WorkerConfig(
@@ -155,9 +155,9 @@ class RankFiles:
             return None
         return path
 
-    def _make_memory(self, local_rank: LocalRank, *, several: bool) -> RankMemory | None:
+    def _make_memory(self, local_rank: LocalRank) -> RankMemory | None:
         try:
-            made = self._memory[local_rank] = RankMemory(local_rank, self.directory, several_nodes=several)
+            made = self._memory[local_rank] = RankMemory(local_rank, self.directory)
         except OSError as error:
             self._warn(
                 f"what local rank {local_rank} stands at does not outlive its process (said once of all ranks)",

@@ -88,7 +88,7 @@ class CopyFolder:
 
     def _pair(self, of: JobRank, keep: int) -> tuple[Path, ...]:
         """The memory for copies of this rank's state. Raises `OSError`."""
-        if of == self._own or len(self._pairs) == 1:
+        if of == self._own:
             return self._pairs[0]
         held = {pair: [file.head() for path in pair if (file := self._known(path)) is not None] for pair in self._pairs}
         theirs = self._pairs[1:]
