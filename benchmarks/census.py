@@ -76,15 +76,19 @@ def sockets(pid: int) -> int:
 
 
 def files(run_dir: Path, agent: int) -> Counts:
-    """Files below the run directory, but for those of which each fault has one; and the agent's in shared memory.
+    """Files below the run directory, but for those of which each fault has one; the agent's boxes, and its memory.
 
     Of the black boxes that are kept only those count that are more than are to be.
     """
     shared = [path for path in Path("/dev/shm").glob(f"taskd-{agent}-*/**/*") if path.is_file()]
     size_bytes = 0
+    for link in Path(f"/proc/{agent}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            if os.readlink(link).startswith("/memfd:taskd-"):
+                shared.append(link)
     for path in shared:
         with suppress(FileNotFoundError):
-            size_bytes += path.stat().st_size
+            size_bytes += path.stat().st_blocks * 512
     found = Counter(path.parent.name for path in run_dir.rglob("*") if path.is_file())
     del found["faults"]
     found["boxes"] = max(0, found["boxes"] - KEPT_BOXES)

@@ -21,10 +21,10 @@ static struct td_box sink;
 static struct td_box *_Atomic current = &sink;
 static char attached_path[PATH_MAX];
 static pthread_mutex_t attaching = PTHREAD_MUTEX_INITIALIZER;
-enum { GUARDED = 8 };
+enum { GUARDED = 64, TAKEN = 1 };
 static struct {
-    _Atomic uintptr_t at;                       /* 0: free */
-    int64_t bytes;
+    _Atomic uintptr_t at;                       /* 0: free; TAKEN: bytes is being written */
+    _Atomic int64_t bytes;
 } guarded[GUARDED];
 
 struct td_box *td_current(void)
@@ -105,15 +105,17 @@ int td_map(const char *path, struct td_box **out, int *opened)
     return error;
 }
 
-/* Memory of a file that somebody may cut, until it is told with 0 bytes. Called under the GIL. 0, or -ENOSPC. */
+/* Memory of a file that somebody may cut, until it is told with 0 bytes. By any thread. 0, or -ENOSPC. */
 int taskd_guard(const void *at, int64_t bytes)
 {
-    for (int i = 0; i < GUARDED; i++)
-        if (atomic_load(&guarded[i].at) == (bytes ? 0 : (uintptr_t)at)) {
-            guarded[i].bytes = bytes;
+    for (int i = 0; i < GUARDED; i++) {
+        uintptr_t expected = bytes ? 0 : (uintptr_t)at;
+        if (atomic_compare_exchange_strong(&guarded[i].at, &expected, TAKEN)) {
+            atomic_store(&guarded[i].bytes, bytes);
             atomic_store(&guarded[i].at, bytes ? (uintptr_t)at : 0);
             return 0;
         }
+    }
     return -ENOSPC;
 }
 
@@ -123,7 +125,7 @@ static int is_guarded(uintptr_t address)
     if (box != &sink && address - (uintptr_t)box < sizeof *box)
         return 1;
     for (int i = 0; i < GUARDED; i++)
-        if (address - atomic_load(&guarded[i].at) < (uintptr_t)guarded[i].bytes)
+        if (address - atomic_load(&guarded[i].at) < (uintptr_t)atomic_load(&guarded[i].bytes))
             return 1;
     return 0;
 }

@@ -5,16 +5,21 @@
  *    too. So it names no library and no version of a symbol (`csrc/objects.py` checks that), every function of libc's is
  *    weak, and one that is missing is done without: before glibc 2.34, a program without libdl has no dlopen and dlsym.
  * 2. The cheap questions come first, since this runs in every child of a container: on, box, executable's name, core, claim.
- * 3. Any "no" and any failure is silence. errno is left as it was.
+ * 3. Any "no" and any failure is silence. errno is left as it was. A core that was cut short is not loaded: the loader
+ *    would die of it, and with it the program. The worker says so itself (`taskd/runtime/box/shim.py`).
  * 4. A process that took its box removes this library from LD_PRELOAD, so that its own children never see it;
  *    TASKD_PRELOAD_KEEP=on leaves it there (Ascend's loader wants it non-empty; a worker that replaces itself needs it).
  * 5. sigaction and signal go to libc, or to the core from when it asks for them: in a worker at once, in a warm process
  *    when it has become a worker. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <elf.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -30,10 +35,14 @@ extern handler_fn ssignal(int, handler_fn);
 
 #pragma weak __errno_location
 #pragma weak __sigaction
+#pragma weak close
 #pragma weak dladdr
 #pragma weak dlopen
 #pragma weak dlsym
 #pragma weak getenv
+#pragma weak lseek
+#pragma weak open
+#pragma weak pread
 #pragma weak readlink
 #pragma weak setenv
 #pragma weak ssignal
@@ -160,6 +169,42 @@ static int number(const char *name, int otherwise)
     return sign * parsed;
 }
 
+static int lies_within(uint64_t start, uint64_t bytes, uint64_t size)
+{
+    return start <= size && bytes <= size - start;
+}
+
+/* All that the headers of a library name lies within the file: as `flaw` of taskd/runtime/box/elf.py. */
+static int is_whole(int fd)
+{
+    Elf64_Ehdr head;
+    Elf64_Phdr part;
+    off_t size = lseek(fd, 0, SEEK_END);
+    if (size < 0 || pread(fd, &head, sizeof head, 0) != sizeof head || head.e_phentsize != sizeof part)
+        return 0;
+    if (!lies_within(head.e_shoff, (uint64_t)head.e_shnum * head.e_shentsize, (uint64_t)size))
+        return 0;
+    for (int i = 0; i < head.e_phnum; i++) {
+        uint64_t at = head.e_phoff + (uint64_t)i * sizeof part;
+        if (!lies_within(at, sizeof part, (uint64_t)size) || pread(fd, &part, sizeof part, (off_t)at) != sizeof part)
+            return 0;
+        if (!lies_within(part.p_offset, part.p_filesz, (uint64_t)size))
+            return 0;
+    }
+    return 1;
+}
+
+static int may_be_loaded(const char *path)
+{
+    if (!open || !close || !lseek || !pread)
+        return 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int whole = fd >= 0 && is_whole(fd);
+    if (fd >= 0)
+        close(fd);
+    return whole;
+}
+
 /* The core lies beside this library, whatever path this one was preloaded by. */
 static void *load_core(void)
 {
@@ -172,7 +217,7 @@ static void *load_core(void)
         return NULL;
     copy(path, self.dli_fname, length);
     copy(path + length, CORE_NAME, sizeof CORE_NAME);
-    return dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    return may_be_loaded(path) ? dlopen(path, RTLD_NOW | RTLD_GLOBAL) : NULL;
 }
 
 static int is_gate(const char *entry, size_t length)

@@ -285,7 +285,16 @@ STORE_KEY = Setting(
 )  # fmt: skip
 BLACKBOX = Setting("TASKD_BLACKBOX", None, Format.PATH, None, _WORKER, "Black box of the rank.")
 POSITION = Setting(
-    "TASKD_POSITION", None, Format.PATH, None, _WORKER, "The rank's file of RNG state and data position."
+    "TASKD_POSITION", None, Format.PATH, None, _WORKER, "The rank's memory of RNG state and data position."
+)
+SETUP = Setting(
+    "TASKD_SETUP", None, Format.PATH, None, _WORKER, "The rank's memory of what the collectives of its set-up gave."
+)
+MARKS = Setting(
+    "TASKD_MARKS", None, Format.PATH, None, _WORKER, "The rank's memory of what a trainer does only once, as to log."
+)
+COPIES = Setting(
+    "TASKD_COPIES", None, Format.TEXT, None, _WORKER, "The rank's memory for copies of states: paths, joined by `:`."
 )
 DESCRIPTORS = Setting(
     "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,

@@ -30,9 +30,10 @@ class WorkerConfig:
     """One rank's process. `rank` is that of the job: where fewer ranks (`members`) start anew, torch's is another. The
     agent that writes it leaves it at -1: `RANK` is torchrun's to set.
 
-    `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox` and `position` are None if
-    the node could not provide the file. `checkpoint_dir` is where a dump goes whose order names no directory; None if
-    the environment names none either.
+    `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox`, `position` (random numbers
+    and data), `setup` (results of its collectives) and `marks` (what is done once) are None, and `copies` (of states)
+    is empty, if the node could not provide them. `checkpoint_dir` is where a dump goes whose order names no directory;
+    None if the environment names none either.
     """
 
     agent_socket: Path
@@ -45,6 +46,9 @@ class WorkerConfig:
     joins: bool = False
     blackbox: Path | None = None
     position: Path | None = None
+    setup: Path | None = None
+    marks: Path | None = None
+    copies: tuple[Path, ...] = ()
     checkpoint_dir: Path | None = None
     job_id: str = "default"
     members: tuple[JobRank, ...] = ()
@@ -76,6 +80,9 @@ class WorkerConfig:
             joins=source.switch(settings.JOINS),
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
+            setup=source.path(settings.SETUP),
+            marks=source.path(settings.MARKS),
+            copies=tuple(map(Path, filter(None, (source.text(settings.COPIES) or "").split(os.pathsep)))),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
             job_id=job_id(source),
         )
@@ -92,6 +99,9 @@ class WorkerConfig:
             settings.JOINS: "on" if self.joins else "off",
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",
+            settings.SETUP: self.setup or "",
+            settings.MARKS: self.marks or "",
+            settings.COPIES: os.pathsep.join(map(str, self.copies)),
             settings.MEMBERS: as_ranges(self.members),
             settings.PLACES: self.places,
         }

@@ -19,12 +19,14 @@ _STOCK_PER_RANK: Final = 2
 """A connection to torchrun's store, and one that is closed late."""
 _LOGS_PER_RANK: Final = 4
 """Two log files, and each of them once more to follow it."""
-_AGENT: Final = 16
+_AGENT: Final = 17
 """Agent's wakers and sockets, its link to the manager, its directories, and the store of a new world."""
 _MANAGER: Final = 15
 """An embedded manager's socket with its monitor, the agent's connection to it, and the job's records."""
 _PER_RANK: Final = 3
 """A rank's link, what shows its end, and one more while its process is replaced."""
+_MEMORY_PER_RANK: Final = 9
+"""Memory for its position, set-up and marks, and for six copies of states."""
 _TEMPLATE: Final = 4
 """The template's link, and the pipes by which it is started."""
 
@@ -51,7 +53,7 @@ def needed_descriptors(open_now: int, ranks: int, standbys: int, nodes: int, *, 
     """
     stock = _STOCK + (_STOCK_PER_RANK + (_LOGS_PER_RANK if logs else 0)) * ranks
     pool = _TEMPLATE + standbys + RESERVE if standbys else 0
-    own = _AGENT + (_MANAGER if embeds else 0) + _PER_RANK * ranks + pool
+    own = _AGENT + (_MANAGER if embeds else 0) + (_PER_RANK + _MEMORY_PER_RANK) * ranks + pool
     return open_now + stock + own + ranks * nodes
 
 

@@ -12,7 +12,7 @@ from typing import Final
 LEAST_KERNEL: Final = (4, 18)
 LEAST_GLIBC: Final = (2, 28)
 LEAST_SHARED_BYTES: Final = 16 << 20
-"""Black boxes and positions of a node's ranks take 0.2 MB each; the rest is for copies and the script."""
+"""Black boxes of a node's ranks take 0.2 MB each; the rest is for the script."""
 _LEAST_SHARED_FILES: Final = 256
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 

@@ -2,15 +2,22 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import taskd
 from tests.attacks.job import PROGRAM, RANKS, Attack, AttackedJob
 from tests.attacks.outsiders import nothing
 from tests.e2e.job import ROOT
+from tests.shim.armed import CORE, GATE
 
 _SAME, _OWN = "the same user", "the job's own code"
+SWEPT = "directory of this node's black boxes, was removed by somebody else"
+USUAL_MS = 5000
+"""More than a recovery takes on a busy machine, and less than any wait for what is not there."""
 _ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\0"
 _SECOND = ("unshare", "--pid", "--fork", "--mount-proc", "--")
 
@@ -34,13 +41,96 @@ def shared_files() -> set[str]:
 
 
 def cut_files(job: AttackedJob) -> None:
-    """Boxes and positions in shared memory are cut short under those who have them mapped."""
+    """Boxes in shared memory are cut short under those who have them mapped."""
     cut = 0
-    for path in Path("/dev/shm").glob("taskd-*/*"):
-        if path.is_file() and any(word in path.name for word in ("box", "position")):
-            os.truncate(path, 0)
-            cut += 1
+    for path in Path("/dev/shm").glob(f"taskd-{job.process.pid}-*/box-*"):
+        os.truncate(path, 0)
+        cut += 1
     assert cut >= RANKS, "there was nothing to cut"
+
+
+def cut_memory(job: AttackedJob, what: str) -> None:
+    """Each piece of memory of this name that the agent keeps is cut as far as the kernel lets it be, and filled up."""
+    job.wait(lambda: len(memory_of(job, what)) >= RANKS, f"memory of {what}")
+    for path in memory_of(job, what):
+        for cut in (partial(os.truncate, path, 0), partial(os.open, path, os.O_RDWR | os.O_TRUNC)):
+            try:
+                cut()
+            except PermissionError:
+                continue
+            raise AssertionError(f"{path} was cut")
+
+
+def memory_of(job: AttackedJob, what: str) -> list[Path]:
+    """What torchrun holds of it that is not empty, as other processes find it."""
+    links = Path(f"/proc/{job.process.pid}/fd").iterdir()
+    named = [link for link in links if os.path.lexists(link) and f"taskd-{what}-" in os.readlink(link)]
+    return [link for link in named if link.stat().st_size]
+
+
+def sweep(job: AttackedJob, *folders: str) -> None:
+    """A cleaner empties the folders in which the agent, its manager and its ranks have files."""
+    where = {"shm": shared_folders(job), "run": [job.run_dir], "tmp": [job.folder / "tmp"]}
+    for folder in (found for name in folders for found in where[name]):
+        assert folder.is_dir(), f"there was nothing to sweep at {folder}"
+        shutil.rmtree(folder)
+
+
+def shared_folders(job: AttackedJob) -> list[Path]:
+    """That of the job's agent in shared memory."""
+    found = [*Path("/dev/shm").glob(f"taskd-{job.process.pid}-*")]
+    assert found, "the agent has no folder in shared memory"
+    return found
+
+
+def sweep_and_kill_twice(job: AttackedJob) -> None:
+    """The folder is swept before each of two recoveries: the second one needs what was made after the first sweep."""
+    for _ in range(2):
+        sweep(job, "shm")
+        took_ms = job.recovers_ms()
+        assert took_ms < USUAL_MS, f"a recovery took {took_ms} ms"
+
+
+def own_temporary_folder(job: AttackedJob) -> None:
+    """The job has a folder of temporary files of its own."""
+    folder = job.folder / "tmp"
+    folder.mkdir()
+    job.env |= {"TMPDIR": str(folder)}
+
+
+def cut_the_core(job: AttackedJob) -> None:
+    """Another core takes the place of the installed one while the job runs: half of it."""
+    (core,) = (job.folder / "install" / "taskd").rglob(CORE.name)
+    half = core.with_name("half")
+    half.write_bytes(core.read_bytes()[: core.stat().st_size // 2])
+    half.rename(core)
+
+
+def own_install(job: AttackedJob) -> None:
+    """The job's taskd is a copy, which users preload by its path."""
+    folder = job.folder / "install"
+    shutil.copytree(Path(taskd.__file__).parent, folder / "taskd", ignore=shutil.ignore_patterns("__pycache__"))
+    (gate,) = (folder / "taskd").rglob(GATE.name)
+    job.env |= {
+        "PYTHONPATH": f"{folder}:{PROGRAM.parents[2]}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "LD_PRELOAD": str(gate),
+        "TASKD_STANDBY": "0",  # ranks that start cold are those that load it
+    }
+
+
+def a_first_process_died(job: AttackedJob) -> None:
+    """The agent of a former container, which was process 1 there, has left its folder and a large file in it."""
+    left = Path("/dev/shm") / f"taskd-1-{job.folder.name}{os.getpid()}"
+    left.mkdir(mode=0o700)
+    (left / "copy-0-0-0").write_bytes(bytes(1 << 20))
+    job.also.callback(shutil.rmtree, left, ignore_errors=True)
+    job.found["left"] = str(left)
+
+
+def nothing_is_left(job: AttackedJob) -> None:
+    """This job's agent has removed it; what a living one of that name has, it has not."""
+    assert not Path(job.found.pop("left")).exists(), "what a dead agent has left is still there"
 
 
 def damaged_records(job: AttackedJob) -> None:
@@ -86,7 +176,35 @@ def refused(name: str, variable: str, value: str) -> Attack:
 
 MISHAPS = (
     Attack("a second job in another container", _SAME, second_job),
-    Attack("boxes and positions are cut", _SAME, cut_files, manager=False),
+    Attack("boxes are cut", _SAME, cut_files, manager=False),
+    Attack("positions are cut", _SAME, lambda job: cut_memory(job, "position"), manager=False),
+    Attack("copies are cut", _SAME, lambda job: cut_memory(job, "copy"), manager=False, env={"ATTACK_BACKUP": "2"}),
+    Attack(
+        "a preloaded core is cut while the job runs",
+        _SAME,
+        cut_the_core,
+        prepare=own_install,
+        manager=False,
+        in_place=False,
+        log="rank 1 runs without its black box",
+    ),
+    Attack("/dev/shm is swept", _SAME, lambda job: sweep(job, "shm"), log=SWEPT),
+    Attack("/dev/shm is swept between recoveries", _SAME, sweep_and_kill_twice, manager=False, restarts=9),
+    Attack(
+        "the folder of temporary files is swept",
+        _SAME,
+        lambda job: sweep(job, "tmp"),
+        prepare=own_temporary_folder,
+        manager=False,
+    ),
+    Attack(
+        "the run directory is swept",
+        _SAME,
+        lambda job: sweep(job, "run"),
+        manager=False,
+        in_place=False,
+    ),
+    Attack("leftovers of an agent that was process 1", _SAME, nothing_is_left, prepare=a_first_process_died),
     Attack("damaged records beside it", _SAME, damaged_records, manager=False),
     Attack("the environment of the ranks", _OWN, show_environment),
     Attack("an exception with NUL and escapes", _OWN, nothing, env=asks_cluster(f"no {_ESCAPES}\n\nfile")),

@@ -27,7 +27,9 @@ def main() -> None:
     rank = dist.get_rank()
     net, optimizer = make()
     model = DistributedDataParallel(net)
-    state = taskd.TrainState(model=model, optimizer=optimizer)
+    state = taskd.TrainState(
+        model=model, optimizer=optimizer, backup_every=int(os.environ.get("ATTACK_BACKUP", "0")) or None
+    )
     if checkpoints := os.environ.get("ATTACK_CHECKPOINTS"):
         assert taskd.load_latest(state, checkpoints) is None
     if extension := os.environ.get("ATTACK_EXTENSION"):

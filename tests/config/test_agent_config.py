@@ -159,6 +159,9 @@ def test_a_worker_reads_what_its_agent_wrote(optional):
         joins=True,
         blackbox=optional,
         position=optional,
+        setup=optional,
+        marks=optional,
+        copies=() if optional is None else (optional, Path("/proc/77/fd/9")),
         checkpoint_dir=optional,
     )
     assert WorkerConfig.from_environment(written.environment() | {"RANK": "3"}) == written

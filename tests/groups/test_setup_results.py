@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from taskd.adaptors.groups import collectives
 from taskd.adaptors.groups.setup_results import ALL_BYTES, MOST_CALLS_AFTER_A_STEP, Recording, Replay
+from taskd.runtime.folders.nameless import read_record
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_without_a_record(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-@pytest.mark.parametrize("left", [0, 1, -1])
+@pytest.mark.parametrize("left", [1, 30, -1])
 def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int) -> None:
     """It is as good as none, so that a set-up without collectives needs no other start."""
     path = tmp_path / "file"
@@ -111,7 +112,7 @@ def test_a_training_without_a_resilient_function(tmp_path: Path) -> None:
     assert dist.all_reduce is torchs
     (unkept,) = recording.end()
     assert "too many collectives come before it" in unkept.text
-    assert pickle.loads((tmp_path / "file").read_bytes()) == []
+    assert pickle.loads(read_record(tmp_path / "file") or b"") == []
 
 
 TORCHS = """
@@ -135,5 +136,5 @@ def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeyp
     of_comm["wrap"](torch.ones(1))  # the script's, through the library
     share(3)
     assert not recording.end()
-    results = pickle.loads((tmp_path / "file").read_bytes())
+    results = pickle.loads(read_record(tmp_path / "file") or b"")
     assert [signature[0] for signature, *_ in results] == ["all_reduce", "all_gather_object", "all_reduce"]

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -38,16 +39,58 @@ def test_a_box_per_process_and_a_position_per_rank(files: RankFiles) -> None:
     first = files.prepare(L3, 0, 0, Shape(), joins=False)
     assert first.blackbox is not None
     assert first.position is not None
-    first.position.write_text("where it was")
+    put(first.position, b"where it was")
     second = files.prepare(L3, 1, 1, Shape(), joins=True)
-    assert (second.position, second.position.read_text()) == (first.position, "where it was")  # type: ignore[union-attr]
+    assert (second.position, second.copies) == (first.position, first.copies)
+    assert first.position.read_bytes() == b"where it was"
     assert second.blackbox != first.blackbox
     assert files.box(L3, 0) is not files.box(L3, 1)
     files.discard(L3, 0)
     files.discard(L3, 0)
     assert (files.box(L3, 0), first.blackbox.exists()) == (None, False)
-    files.prepare(L3, 2, 2, Shape(), joins=False)
-    assert not first.position.exists(), "a fresh world begins with an empty one"
+    third = files.prepare(L3, 2, 2, Shape(), joins=False)
+    assert third.position not in (None, first.position)
+    assert third.position.stat().st_size == 0, "a fresh world begins with an empty one"
+    files.forget(L3)
+    assert not third.position.exists()
+
+
+def test_a_swept_directory_is_made_anew(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
+    """By whatever cleans up /dev/shm while the job runs. What ranks stand at is not there to be swept."""
+    first = files.prepare(L3, 0, 0, Shape(), joins=False)
+    assert first.position is not None
+    put(first.position, b"where it was")
+    swept = files.directory
+    shutil.rmtree(swept)
+    second = files.prepare(L3, 1, 1, Shape(), joins=True)
+    assert second.position is not None
+    assert second.position.read_bytes() == b"where it was"
+    assert second.blackbox is not None
+    assert (second.blackbox.exists(), second.blackbox.parent, swept.exists()) == (True, files.directory, False)
+    files.prepare(L0, 0, 0, Shape(), joins=True)
+    (told,) = caplog.messages
+    assert f"{swept}, the directory of this node's black boxes, was removed by somebody else" in told
+    files.discard(L3, 0)
+    files.close()
+    assert not files.directory.exists()
+
+
+def test_a_directory_that_another_has_made_in_the_swept_ones_place_is_not_used(files: RankFiles) -> None:
+    swept = files.directory
+    swept.rmdir()
+    swept.mkdir()
+    try:
+        box = files.prepare(L3, 0, 0, Shape(), joins=False).blackbox
+        assert box is not None
+        assert box.parent != swept
+    finally:
+        swept.rmdir()
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write to memory of the agent."""
+    with path.open("r+b") as memory:
+        memory.write(content)
 
 
 def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
@@ -55,15 +98,20 @@ def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
     dead.wait()
     shared = Path("/dev/shm")
     left = shared / f"taskd-{dead.pid}-left"
-    living = shared / f"taskd-{os.getppid()}-lives"
+    of_a_first_process = shared / f"taskd-1-left-{dead.pid}"
+    living = shared / f"taskd-{dead.pid}-lives"
     strange = shared / "taskd-strange-name"
-    for directory in (left, living, strange):
+    for directory in (left, of_a_first_process, living, strange):
         directory.mkdir()
         (directory / "file").touch()
+    lock = os.open(living, os.O_RDONLY)
     try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         RankFiles(run_dir, "job").close()
-        assert [path.exists() for path in (left, living, strange)] == [False, True, True]
+        found = [path.exists() for path in (left, of_a_first_process, living, strange)]
+        assert found == [False, False, True, True]
     finally:
+        os.close(lock)
         for directory in (living, strange):
             (directory / "file").unlink()
             directory.rmdir()

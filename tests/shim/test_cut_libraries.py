@@ -107,6 +107,15 @@ def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
     assert REMEDY in said
 
 
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_program_that_preloads_the_gate_goes_on(damage, install, rank, launcher: Launcher, tmp_path: Path) -> None:
+    """The loader would die of a core that was cut. The gate looks first, and does without it."""
+    env = install(CORE, DAMAGES[damage])
+    gate = tmp_path / "taskd" / LIBS / GATE.name
+    command = ["python", "-S", "-c", "print('goes on')"]
+    assert launcher.run(command, env={**env, **rank, "LD_PRELOAD": str(gate)}, cwd=tmp_path) == (0, "goes on\n")
+
+
 def test_a_worker_whose_box_is_cut_before_it_has_it(box, rank, launcher: Launcher) -> None:
     os.truncate(box.path, 4096)
     status, output = launcher.run(RANK, env={**plain(), **rank})

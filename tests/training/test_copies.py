@@ -29,9 +29,18 @@ def copied(folder: CopyFolder, of: JobRank, step: int, keep: int = -1, size_byte
     return file
 
 
+def pieces(folder: Path) -> list[Path]:
+    """Files in the place of what an agent keeps for one rank: nothing was written to them yet."""
+    folder.mkdir()
+    paths = [folder / f"copy-{number}" for number in range(6)]
+    for path in paths:
+        path.touch(mode=0o600)
+    return paths
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[CopyFolder]:
-    folder = CopyFolder(tmp_path / "position-3")
+    folder = CopyFolder(pieces(tmp_path / "of-3"), R3)
     yield folder
     folder.close()
 
@@ -121,7 +130,7 @@ def test_the_copy_that_all_count_on_is_never_written_over(folder: CopyFolder) ->
 
 def test_other_ranks_of_the_node_have_their_own(tmp_path: Path, folder: CopyFolder) -> None:
     copied(folder, R3, 2)
-    other = CopyFolder(tmp_path / "position-33")
+    other = CopyFolder(pieces(tmp_path / "of-33"), R3)
     copied(other, R3, 3)
     assert folder.whole() == (StateCopy(of=R3, step=2),)
     other.close()
@@ -136,10 +145,25 @@ def test_what_came_after_a_step_never_was(folder: CopyFolder) -> None:
 
 
 def test_removed_copies_give_their_memory_back(tmp_path: Path, folder: CopyFolder) -> None:
-    copied(folder, R3, 2)
+    copied(folder, R3, 2, size_bytes=5 << 20)
+    kept = [*(tmp_path / "of-3").iterdir()]
+    assert sum(path.stat().st_blocks for path in kept) * 512 >= 5 << 20
     folder.remove()
-    assert [*tmp_path.iterdir()] == []
+    assert sum(path.stat().st_blocks for path in kept) == 0
     assert folder.whole() == ()
+    copied(folder, R3, 4)
+    assert folder.whole() == (StateCopy(of=R3, step=4),)
+
+
+def test_another_rank_to_keep_copies_of_gets_memory_that_nobody_counts_on(folder: CopyFolder) -> None:
+    """Copies of the former one stay until all ranks count on those of the new one."""
+    for step in (2, 4):
+        copied(folder, R1, step)
+    copied(folder, R2, 6, keep=4)
+    copied(folder, R2, 8, keep=4)
+    assert {(copy.of, copy.step) for copy in folder.whole()} == {(R1, 2), (R1, 4), (R2, 6), (R2, 8)}
+    copied(folder, R0, 9, keep=8)
+    assert {(copy.of, copy.step) for copy in folder.whole()} == {(R0, 9), (R1, 4), (R2, 6), (R2, 8)}
 
 
 def test_what_is_read_is_bounded(folder: CopyFolder) -> None:
@@ -173,7 +197,7 @@ def test_a_shortage_says_what_is_needed_and_what_there_is(tmp_path: Path, monkey
     assert not room.shortage(tmp_path, 1 << 20, 4, asked=False)
     said = room.shortage(tmp_path, 1 << 50, 2, asked=True)
     assert said.startswith("2 copies of 1.05e+06 GiB on this node need 2.1e+06 GiB, ")
-    assert f", {tmp_path.parent} has room for " in said
+    assert "the files of the node's ranks have room for " in said or "the memory that is left is " in said
     monkeypatch.setattr(os, "statvfs", lambda _path: os.statvfs_result((1, 1, *[1 << 60] * 8)))
     assert not room.shortage(tmp_path, half, 1, asked=True)
     assert "of which half is used at most" in room.shortage(tmp_path, half, 1, asked=False)

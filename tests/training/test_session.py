@@ -53,6 +53,7 @@ class Agent:
             incarnation=1,
             generation=0,
             position=self._directory / "position",
+            setup=self._directory / "setup",
             checkpoint_dir=self.checkpoints,
         )
         env = {**ENVIRONMENT, **config.environment(), "RANK": "0", "WORLD_SIZE": "1", "PORT": str(self._store.port)}

@@ -6,7 +6,7 @@ another number of steps. It is given what its predecessor was given.
 Rules:
 
 1. A rank records the results of its outermost collectives, in their order, until it enters its resilient function, and
-   writes them to a file of the agent's private directory. Nothing is wrapped afterwards.
+   writes them to memory that the agent keeps. Nothing is wrapped afterwards.
 2. Small results are kept whole, up to `ONE_BYTES` each and `ALL_BYTES` together. What is larger, or asynchronous, or
    between two ranks alone, is not kept: unless it is part of the training state, which a donor sends anyway, a
    newcomer is refused, with the line of the call.
@@ -18,7 +18,6 @@ Rules:
 """
 
 import logging
-import os
 import pickle
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -31,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from taskd.adaptors.groups.collectives import RESULTS, Call, Wrapped
 from taskd.adaptors.groups.sites import script_line
+from taskd.runtime.folders.nameless import erase_record, read_record, write_record
 from taskd.runtime.worker.frameless import ORIGINAL, Steps
 from taskd.wire import text
 
@@ -60,7 +60,7 @@ class Unkept:
 
 
 class Recording:
-    """Records from now on, for the file at `path`. What an earlier start left there is removed."""
+    """Records from now on, for the memory at `path`. What an earlier start left there is removed."""
 
     def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
         self._path = path
@@ -69,20 +69,17 @@ class Recording:
         self._unkept: list[Unkept] = []
         self._size_bytes = 0
         self._left = MOST_CALLS
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            erase_record(path)
         self._wrapped = Wrapped(self._call)
         self._steps = register_optimizer_step_pre_hook(self._stepping)
 
     def end(self) -> list[Unkept]:
-        """Write the file; return what is not in it."""
+        """Write the record; return what is not in it."""
         self._wrapped.remove()
         self._steps.remove()
-        unfinished = self._path.with_name(f"{self._path.name}.unfinished")
         try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                pickle.dump([(r.signature, r.line, r.data) for r in self._results], file)
-            unfinished.rename(self._path)
+            write_record(self._path, pickle.dumps([(r.signature, r.line, r.data) for r in self._results]))
         except OSError as error:
             _log.warning("the results of the set-up's collectives are not kept: %s", error)
         self._results.clear()
@@ -115,7 +112,7 @@ class Recording:
 
 
 class Replay:
-    """Answers the collectives of a newcomer's set-up from now on, from the file at `path`."""
+    """Answers the collectives of a newcomer's set-up from now on, from the memory at `path`."""
 
     def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
         self._is_ours = is_ours
@@ -166,9 +163,8 @@ class Replay:
 def _read(path: Path) -> list[Result] | None:
     """The record; None where there is none that can be read."""
     try:
-        return [Result(*fields) for fields in pickle.loads(path.read_bytes())]
-    except FileNotFoundError:
-        return None
+        record = read_record(path)
+        return None if record is None else [Result(*fields) for fields in pickle.loads(record)]
     except Exception as error:  # noqa: BLE001 - whatever pickle makes of bytes that somebody has cut or changed
         _log.warning(
             "%s cannot be read (%s): what the set-up's collectives gave is not known",

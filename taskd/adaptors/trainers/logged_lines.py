@@ -13,6 +13,8 @@ from pathlib import Path
 from taskd.adaptors.trainers.marks import Marks
 from taskd.runtime.worker.worker import WorkerLink
 
+_PAGE = 1
+"""Of the marks' memory: the first is for an adapter's own."""
 _LINES = 1 << 20
 """Of one step, at most."""
 
@@ -26,14 +28,13 @@ class LoggedLines:
     """
 
     def __init__(self, path: Path | None, *, joins: bool) -> None:
-        self._marks = Marks(path, anew=not joins)
+        self._marks = Marks(path, anew=not joins, page=_PAGE)
         self._step = self._number = 0
 
     @classmethod
     def of_rank(cls, link: WorkerLink) -> "LoggedLines":
-        """Those of this process's rank, beside its positions."""
-        position = link.config.position
-        return cls(None if position is None else position.with_suffix(".logged"), joins=link.joins)
+        """Those of this process's rank."""
+        return cls(link.config.marks, joins=link.joins)
 
     def at(self, step: int) -> None:
         """Lines come behind the commit of this step from now on, from the first."""

@@ -6,7 +6,7 @@ Rules:
    written twice, and a checkpoint's own file of the first time is not taken for another one's.
 2. A number is put down before the work is begun. So a line may be missing if the process is killed in between, and is
    never there twice.
-3. The file lies beside the rank's positions and goes with them. Without it the numbers die with the process.
+3. The agent keeps that memory, with the rank's positions. Without it the numbers die with the process.
 """
 
 import mmap
@@ -14,27 +14,31 @@ import os
 from pathlib import Path
 from typing import Final
 
+from taskd.runtime.folders.nameless import open_kept
+
 PLACES: Final = 64
 _BYTES: Final = PLACES * 8
 
 
 class Marks:
-    """Numbers by their places. `anew` says that the job begins: nothing was begun before.
+    """Numbers by their places. `anew` says that the job begins: nothing was begun before. `page`: of the memory.
 
     Raises:
-        OSError: the file cannot be used.
+        OSError: the memory cannot be used.
     """
 
-    def __init__(self, path: Path | None, *, anew: bool) -> None:
+    def __init__(self, path: Path | None, *, anew: bool, page: int = 0) -> None:
         memory: mmap.mmap | bytearray = bytearray(_BYTES)
         if path is not None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if anew else 0)
-            descriptor = os.open(path, flags, 0o600)
+            at = page * mmap.ALLOCATIONGRANULARITY
+            descriptor = open_kept(path)
             try:
-                os.ftruncate(descriptor, _BYTES)
-                memory = mmap.mmap(descriptor, _BYTES)
+                os.posix_fallocate(descriptor, at, _BYTES)
+                memory = mmap.mmap(descriptor, _BYTES, offset=at)
             finally:
                 os.close(descriptor)
+            if anew:
+                memory[:] = bytes(_BYTES)
         self._numbers = memoryview(memory).cast("q")
 
     def __getitem__(self, place: int) -> int:

@@ -89,8 +89,7 @@ class Runtime:
         link.attach(self)
         self.refusals = Refusals(link.refuse, tells=self.rank == 0)
         self._setup: Recording | Replay | None = None
-        if link.config.position is not None:
-            path = link.config.position.with_suffix(".setup")
+        if (path := link.config.setup) is not None:
             self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
 
     def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:

@@ -32,7 +32,7 @@ from taskd.runtime.agent.node_checker import NodeChecker
 from taskd.runtime.agent.observer import Observer
 from taskd.runtime.agent.ports import NodeIdentity, Outlook, Templates, WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
-from taskd.runtime.agent.sockets import LocalServer, Peer
+from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.statuses import Reports, Urgent
 from taskd.runtime.agent.supervisor import WAITING, RankSupervisor
@@ -79,7 +79,7 @@ class NodeAgent:
         with ExitStack() as opened:
             self._files = RankFiles(config.run_dir, config.job_id)
             opened.callback(self._files.close)
-            self._server = LocalServer(self._files.socket)
+            self._server = self._files.listen()
             opened.callback(self._server.close)
             self._deaths = DeathWatch()
             opened.callback(self._deaths.close)

@@ -1,17 +1,18 @@
-"""The files that one agent keeps for its processes: sockets, black boxes, positions. All gone when the agent ends.
+"""What one agent keeps for its processes: black boxes, positions, copies. All gone when the agent ends.
 
 Rules:
 
-1. One directory of mode 0700 in shared memory, or in the temporary folder where that does not do, named after this
-   process and locked by it. What dead agents of the same user have left behind is removed at the start; an agent that
-   lives in another container is not dead.
-2. Every process gets a black box of its own. The position file belongs to the rank and outlives its processes; a
-   fresh world (nobody's state is kept) begins with an empty one.
+1. Boxes lie in a directory of mode 0700 in shared memory, or in the temporary folder where that does not do, named
+   after this process and locked by it. What dead agents of the same user have left is removed at the start: what is
+   locked belongs to a living one, in whatever container. A directory that somebody has swept away is made anew.
+2. Every process gets a black box of its own. A rank's memory (`RankMemory`) outlives its processes; a fresh world
+   (nobody's state is kept) begins with an empty one.
 3. Boxes of the dead are kept where the manager has its records, or, where that is not seen, in a folder of this agent's
    own: never in one of another job (`jobfolder.py`).
 4. A file that cannot be made costs a feature, not the job: one warning, and the process starts without it.
 """
 
+import fcntl
 import logging
 import os
 import shutil
@@ -21,7 +22,9 @@ from pathlib import Path
 
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
+from taskd.runtime.agent.rank_memory import RankMemory
 from taskd.runtime.agent.shape import Shape
+from taskd.runtime.agent.sockets import LocalServer
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.folders.jobfolder import JobFolder, locked, marked
 from taskd.runtime.folders.ownfolder import OwnFolder
@@ -38,27 +41,37 @@ class RankFiles:
     """The directory of one agent."""
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
-        parent = _parent()
-        _sweep(parent)
-        self.directory, lock = _made(parent)
+        self._parent = _parent()
+        _sweep(self._parent)
+        self.directory, lock = _made(self._parent)
         self._lock: int | None = lock
         self.socket = self.directory / "agent.sock"
+        """Where processes of this node connect, once it listens."""
         self._run_dir = run_dir
         self._job_id = job_id
         self.records = ""
         """The mark of the folder of the job's records, as far as it is known."""
         self._own: JobFolder | None = None
         self._boxes: dict[tuple[LocalRank, int], Box] = {}
+        self._memory: dict[LocalRank, RankMemory] = {}
         self._missed = ""
-        """Why the newest box that could not be made was not."""
+        """Why the newest box, or memory, that could not be made was not."""
+
+    def listen(self) -> LocalServer:
+        """Open the agent's socket, for the processes that start from now on. Raises `LinkError`."""
+        server = LocalServer(self.socket)
+        self.socket = server.path
+        return server
 
     def prepare(
         self, local_rank: LocalRank, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
     ) -> WorkerConfig:
         """Make the files of a process that is about to start; what its environment has to say of them."""
-        position = self.directory / f"position-{local_rank}"
-        if not joins:
-            self.forget(local_rank)
+        former = None if joins else self._memory.pop(local_rank, None)
+        self._hold_directory()
+        memory = self._memory.get(local_rank) or self._make_memory(local_rank)
+        if former is not None:
+            former.close()
         return WorkerConfig(
             agent_socket=self.socket,
             agent_pid=os.getpid(),
@@ -68,16 +81,19 @@ class RankFiles:
             term=term,
             joins=joins,
             blackbox=self._make_box(local_rank, incarnation),
-            position=position,
+            position=None if memory is None else memory.position.path,
+            setup=None if memory is None else memory.setup.path,
+            marks=None if memory is None else memory.marks.path,
+            copies=() if memory is None else memory.copies_at,
             members=shape.members,
             places=shape.places,
         )
 
     def forget(self, local_rank: LocalRank) -> None:
         """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
-        for path in [*self.directory.glob(f"position-{local_rank}*"), *self.directory.glob(f"copy-{local_rank}-*")]:
-            if path.name.startswith("copy-") or path.name.partition(".")[0] == f"position-{local_rank}":
-                path.unlink(missing_ok=True)
+        memory = self._memory.pop(local_rank, None)
+        if memory is not None:
+            memory.close()
 
     def box(self, local_rank: LocalRank, incarnation: int) -> Box | None:
         """The black box of a process that was prepared."""
@@ -88,6 +104,8 @@ class RankFiles:
         for box in self._boxes.values():
             box.close()
         self._boxes.clear()
+        for local_rank in tuple(self._memory):
+            self.forget(local_rank)
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -133,11 +151,43 @@ class RankFiles:
         try:
             self._boxes[local_rank, incarnation] = Box.create(path)
         except ShimError as error:
-            if str(error) != self._missed:
-                self._missed = str(error)
-                logger.warning("local rank %d runs without a black box (said once of all ranks): %s", local_rank, error)
+            self._warn(f"local rank {local_rank} runs without a black box (said once of all ranks)", str(error))
             return None
         return path
+
+    def _make_memory(self, local_rank: LocalRank) -> RankMemory | None:
+        try:
+            made = self._memory[local_rank] = RankMemory(local_rank, self.directory)
+        except OSError as error:
+            self._warn(
+                f"what local rank {local_rank} stands at does not outlive its process (said once of all ranks)",
+                f"no memory for it: {error}",
+            )
+            return None
+        return made
+
+    def _warn(self, what: str, why: str) -> None:
+        if why != self._missed:
+            self._missed = why
+            logger.warning("%s: %s", what, why)
+
+    def _hold_directory(self) -> None:
+        """Make another directory if ours is gone, or another has its name. Whoever is named in it may be a stranger."""
+        if self._lock is None or _same(self.directory, self._lock):
+            return
+        former = self.directory
+        try:
+            self.directory, lock = _made(self._parent)
+        except OSError as error:
+            self._warn(f"{former}, the directory of this node's black boxes, was removed by somebody else", str(error))
+            return
+        os.close(self._lock)
+        self._lock = lock
+        logger.warning(
+            "%s, the directory of this node's black boxes, was removed by somebody else; new ones are in %s",
+            former,
+            self.directory,
+        )
 
 
 def _parent() -> Path:
@@ -153,19 +203,26 @@ def _parent() -> Path:
 
 
 def _sweep(parent: Path) -> None:
+    """Remove the directories of dead agents. Where the file system knows no locks, all stay."""
     for directory in parent.glob("taskd-*-*"):
-        pid = directory.name.split("-")[1]
         try:
-            if not pid.isdecimal() or directory.stat().st_uid != os.getuid() or Path(f"/proc/{pid}").exists():
+            if not directory.name.split("-")[1].isdecimal() or directory.lstat().st_uid != os.getuid():
                 continue
-            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if locked(lock):
-                    shutil.rmtree(directory, ignore_errors=True)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(lock)
         except OSError:
-            continue  # another agent sweeps too
+            continue  # its agent lives, or another one sweeps too
+
+
+def _same(directory: Path, lock: int) -> bool:
+    try:
+        return os.path.samestat(os.lstat(directory), os.fstat(lock))
+    except OSError:
+        return False
 
 
 def _made(parent: Path) -> tuple[Path, int]:
@@ -175,7 +232,7 @@ def _made(parent: Path) -> tuple[Path, int]:
         try:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:
-            continue  # swept, by an agent that does not see this process
+            continue  # swept, by an agent that came before the lock
         if locked(lock) and directory.exists():
             return directory, lock
         os.close(lock)

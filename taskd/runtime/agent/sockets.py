@@ -3,8 +3,8 @@
 Rules:
 
 1. SOCK_SEQPACKET: one message a packet (`system.packets`), and the end of a process is the end of its socket.
-2. The socket lies in a directory of mode 0700; the kernel tells the pid of who connects, and that pid counts, not the
-   one that the process says of itself.
+2. The socket is made in a directory of mode 0700, and has no name from then on (`runtime/folders/nameless.py`). The
+   kernel tells the pid of who connects, and that pid counts, not the one that the process says of itself.
 3. A packet that cannot be decoded is refused; the first of a connection is logged, which stays.
 """
 
@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from taskd.errors import FrameError, LinkError
+from taskd.runtime.folders.nameless import unname
 from taskd.runtime.system.packets import send_packet
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_from_local, encode
 from taskd.wire.messages import FromLocal, Hello, ToLocal
@@ -50,14 +51,19 @@ class Peer:
 
 
 class LocalServer:
-    """All sockets of one agent."""
+    """All sockets of one agent.
+
+    Attributes:
+        path: by which this user's processes connect.
+
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             self._listener.bind(str(path))
             self._listener.listen(1024)
+            self.path, self._entry = unname(self._listener, path)
         except OSError as error:
             self._listener.close()
             raise LinkError(
@@ -95,7 +101,11 @@ class LocalServer:
         for peer in list(self._peers.values()):
             with suppress(OSError):
                 self.drop(peer)
-        self.path.unlink(missing_ok=True)
+        if self._entry >= 0:
+            os.close(self._entry)
+            self._entry = -1
+        else:
+            self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close all."""

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. A job is known by its agent: a living process that itself holds the socket in the agent's directory. Directories that
-   a dead agent has left tell nothing, whoever has its number now.
+1. A job is known by its agent: a living process that itself has the agent's directory open. Directories that a dead
+   agent has left tell nothing, whoever has its number now.
 2. What is no descendant of that process belongs to somebody else, whatever it is called.
 3. A rank is the owner of the newest black box of its local rank in the agent's directory. Which rank of the job that
    is, a box says once a process has claimed it; the ranks of a node follow each other, so that one tells of them all.
@@ -33,7 +33,6 @@ from taskd.wire.kinds import JobRank, LocalRank
 
 CHECK_MODULE: Final = "taskd.adaptors.nodecheck"
 """The module of one that is started cold: `python -m …`."""
-_SOCKET: Final = "agent.sock"
 _DIRECTORY: Final = re.compile(r"taskd-(\d+)-.+")
 _BOX: Final = re.compile(r"box-(\d+)-(\d+)")
 _SECOND_NS: Final = 1_000_000_000
@@ -138,8 +137,8 @@ def find_jobs() -> list[LocalJob]:
     for directory in _directories():
         named = _DIRECTORY.fullmatch(directory.name)
         agent = target(int(named[1]), "torchrun") if named is not None else None
-        if agent is not None and _listens(agent.pid, directory / _SOCKET):
-            env = _environment(agent.pid, directory / _SOCKET)
+        if agent is not None and _holds(agent.pid, directory):
+            env = _environment(agent.pid)
             found.append(LocalJob(agent, directory, job_id(Source(env)), run_dir(Source(env))))
     return sorted(found, key=lambda job: job.agent.pid)
 
@@ -182,15 +181,13 @@ def _directories() -> Iterator[Path]:
         yield from sorted(parent.glob("taskd-*-*"))
 
 
-def _listens(pid: int, path: Path) -> bool:
-    """Whether this very process holds the socket of that name."""
-    lines = (line.split() for line in (read(f"/proc/{pid}/net/unix") or "").splitlines())
-    inodes = {f"socket:[{words[6]}]" for words in lines if len(words) == 8 and words[7] == str(path)}
+def _holds(pid: int, directory: Path) -> bool:
+    """Whether this very process has it open, to keep its lock."""
     try:
-        names = os.listdir(f"/proc/{pid}/fd") if inodes else []
+        names = os.listdir(f"/proc/{pid}/fd")
     except OSError:  # another user's
         return False
-    return any(_target(f"/proc/{pid}/fd/{name}") in inodes for name in names)
+    return any(_target(f"/proc/{pid}/fd/{name}") == str(directory) for name in names)
 
 
 def _target(link: str) -> str:
@@ -200,11 +197,11 @@ def _target(link: str) -> str:
         return ""
 
 
-def _environment(agent: int, socket: Path) -> dict[str, str]:
+def _environment(agent: int) -> dict[str, str]:
     """As the agent told it to one of its processes; its own where none is there yet."""
     for pid in children(agent):
         env = _variables(pid)
-        if env.get("TASKD_AGENT_SOCKET") == str(socket):
+        if env.get("TASKD_AGENT_PID") == str(agent):
             return {
                 **_variables(agent),
                 **{name: env[name] for name in ("TASKD_RUN_DIR", "TASKD_JOB_ID") if name in env},

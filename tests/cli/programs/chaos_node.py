@@ -20,7 +20,6 @@ from pathlib import Path
 from taskd.core.nodecheck.probes import CHECK_NAME
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
-from taskd.runtime.agent.sockets import LocalServer
 from taskd.wire.kinds import LocalRank
 
 RANK = Path(__file__).with_name("chaos_rank.py")
@@ -30,7 +29,7 @@ def main() -> None:
     run_dir, job = Path(sys.argv[1]), sys.argv[2]
     ranks, checks, first = map(int, sys.argv[3:])
     files = RankFiles(run_dir, job)
-    server = LocalServer(files.socket)
+    server = files.listen()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     children = {}
     try:

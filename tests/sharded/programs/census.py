@@ -17,7 +17,7 @@ def count(step: int) -> None:
     """Rank 0, now and then, where SCENE_CENSUS asks for it."""
     if diary.RANK or step % EVERY != EVERY - 1 or not os.environ.get("SCENE_CENSUS"):
         return
-    folder = Path(os.environ.get("TASKD_POSITION", "/nowhere/position-0")).parent
+    folder = Path(os.environ.get("TASKD_BLACKBOX", "/nowhere/box-0-0")).parent
     found = {
         "step": step,
         "pid": os.getpid(),

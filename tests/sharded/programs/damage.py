@@ -10,22 +10,21 @@ from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.sharding.shards import local
 from tests.scripts import diary
 
-_POSITION = Path(os.environ.get("TASKD_POSITION", "position-0"))
-_PREFIX = _POSITION.name.replace("position", "copy")
+_COPIES = [Path(path) for path in os.environ.get("TASKD_COPIES", "").split(":") if path]
 
 
 def lose_copies() -> None:
     """What this rank's place on its node can read is gone, as with the node."""
-    for path in _POSITION.parent.glob(f"{_PREFIX}-*"):
-        path.unlink()
+    for path in _COPIES:
+        CopyFile(path).erase()
 
 
 def flip_bits() -> None:
     """One in each copy of this rank's own state on its node."""
-    for path in _POSITION.parent.glob(f"{_PREFIX}-{diary.RANK}-*"):
+    for path in _COPIES:
         file = CopyFile(path)
         head = file.head()
-        if head is not None:
+        if head is not None and head.of == diary.RANK:
             file.bytes(head.size_bytes)[-100] ^= 1
 
 

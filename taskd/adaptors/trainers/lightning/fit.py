@@ -186,9 +186,8 @@ class LightningFit:
 
     def _keep(self) -> None:
         """The set-up has ended."""
-        trainer, config = self._trainer, self._runtime.link.config
-        path = None if config.position is None else config.position.with_suffix(".marks")
-        marks = Marks(path, anew=not self._joins)
+        trainer = self._trainer
+        marks = Marks(self._runtime.link.config.marks, anew=not self._joins)
         self._needs_batch = uses_batch(trainer, self._library)
         self._stands = stands_till_commit(trainer, self._library)
         self._keeps = Keeper(trainer, self._library, Lines(trainer.loggers, marks), Files(trainer.callbacks, marks))

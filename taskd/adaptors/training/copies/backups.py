@@ -36,13 +36,13 @@ class Backups:
 
     Args:
         recovery: of the state.
-        link: to the agent, which is told that there are copies, and beside whose file of positions they are kept;
-            without that file there are none.
+        link: to the agent, which is told that there are copies, and keeps the memory for them; without that there
+            are none.
         refusals: told why there can be none.
     """
 
     def __init__(self, recovery: StateRecovery, link: WorkerLink, refusals: Refusals) -> None:
-        rank, position = link.config.rank, link.config.position
+        rank, copies = link.config.rank, link.config.copies
         asked = recovery.backup_every
         wanted = any(alone(recovery.parts)) if asked is None else asked > 0
         self._recovery, self._rank = recovery, rank
@@ -51,7 +51,7 @@ class Backups:
         self._link = link
         self._begun = link.joins
         """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
-        self.folder = CopyFolder(position) if wanted and position is not None else None
+        self.folder = CopyFolder(copies, rank) if wanted and copies else None
         self._copier: Copier | None = None
         self._hooks: list[RemovableHandle] = []
         self.tally = Tally()
@@ -146,7 +146,7 @@ class Backups:
     def _give_up(self, why: str) -> None:
         self.folder = None
         text = f"no copies are made of a state that no other rank has: {why}"
-        self._refusals.add(Matter(text, "Give the node, and its container's /dev/shm, that much memory."))
+        self._refusals.add(Matter(text, "Give the node, or its container, that much memory."))
 
     def _settler(self) -> Callable[..., None]:
         """A function, so that an optimizer that has it can still be copied."""

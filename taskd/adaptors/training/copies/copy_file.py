@@ -1,9 +1,10 @@
-"""One copy of one rank's state: a file in shared memory that `kill -9` does not harm.
+"""One copy of one rank's state: memory that the agent keeps, which `kill -9` does not harm, and nobody can cut.
 
 Rules:
 
 1. The head is erased before the first byte changes, and written after the last: a file with a head is whole.
-2. Its memory is reserved as it is made: a full `/dev/shm` is an error then, and no SIGBUS in the midst of a step.
+2. Its memory is reserved as it is made: too little is an error then, and no SIGBUS in the midst of a step. A file in
+   its place may be cut: that costs the copy, and not the process.
 3. The head has the digest of the tensors. Who loads a copy compares them; a damaged copy is erased.
 """
 
@@ -17,6 +18,8 @@ from typing import Final
 import msgspec
 import torch
 
+from taskd.runtime.folders.nameless import open_kept
+from taskd.runtime.worker.pulse import guard
 from taskd.wire.kinds import JobRank
 
 HEAD_BYTES: Final = 4096
@@ -34,7 +37,7 @@ class CopyHead(msgspec.Struct, frozen=True):
 
 
 class CopyFile:
-    """A file of one copy, mapped into this process for as long as this, or a tensor of it, is there.
+    """The memory of one copy, mapped into this process for as long as this, or a tensor of it, is there.
 
     Raises:
         OSError: it cannot be made or mapped; `ENOSPC` if there is no room.
@@ -72,6 +75,10 @@ class CopyFile:
             self._map = self._mapped(HEAD_BYTES + size_bytes)
         self.position = 0
 
+    def remove(self) -> None:
+        """Give the memory back. It is no copy any more."""
+        self._map.madvise(mmap.MADV_REMOVE)
+
     def seal(self, head: CopyHead) -> None:
         """All bytes are there."""
         data = msgspec.msgpack.encode(head)
@@ -90,14 +97,15 @@ class CopyFile:
 
     def _mapped(self, size_bytes: int) -> mmap.mmap:
         size_bytes = -(-size_bytes // _PAGE) * _PAGE
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        file = open_kept(self.path)
         try:
-            held = os.fstat(file).st_size
-            if size_bytes > held:
-                os.posix_fallocate(file, held, size_bytes - held)
-            return mmap.mmap(file, max(size_bytes, held))
+            size_bytes = max(size_bytes, os.fstat(file).st_size)
+            os.posix_fallocate(file, 0, size_bytes)
+            memory = mmap.mmap(file, size_bytes)
         finally:
             os.close(file)
+        guard(memory)
+        return memory
 
     # ---- as a way of a stream
 

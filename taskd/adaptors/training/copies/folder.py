@@ -4,11 +4,14 @@ Rules:
 
 1. Two of each state. The older one is written over, or the one that is not whole; never the one that all ranks count
    on.
-2. They belong to the rank's place on its node and outlive its processes; the agent removes them when the rank starts
-   anew without a state, and when it ends itself.
+2. Their memory belongs to the rank's place on its node and outlives its processes; the agent gives it back when the
+   rank starts anew without a state, and when it ends itself.
+3. The first two pieces of memory are for the rank's own state; each further two for the state of another rank. Where a
+   new one comes, it gets those without a copy that all ranks count on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,21 +24,22 @@ _EACH: Final = 2
 
 
 class CopyFolder:
-    """The files `copy-<local rank>-<of>-<number>` of an agent's directory.
+    """The copies of one rank.
 
     Args:
-        position: the rank's file of positions, `position-<local rank>`, beside which they are.
+        paths: of the memory that the agent keeps for them.
+        own: the rank.
     """
 
-    def __init__(self, position: Path) -> None:
-        self._directory = position.parent
-        self._prefix = f"copy-{position.name.rpartition('-')[2]}-"
+    def __init__(self, paths: Sequence[Path], own: JobRank) -> None:
+        self._pairs = [tuple(paths[at : at + _EACH]) for at in range(0, len(paths), _EACH)]
+        self._own = own
         self._open: dict[Path, CopyFile] = {}
 
     def shortage(self, size_bytes: int, count: int, *, asked: bool) -> str:
         """Why there is no room for the first copies, `count` of which this node will hold; "" if there is."""
-        begun = any(self._directory.glob(f"{self._prefix}*"))
-        return "" if begun else shortage(self._directory, size_bytes, count, asked=asked)
+        begun = any(self._files())
+        return "" if begun else shortage(self._pairs[0][0], size_bytes, count, asked=asked)
 
     def whole(self) -> tuple[StateCopy, ...]:
         """Those that can be read."""
@@ -53,7 +57,7 @@ class CopyFolder:
 
     def room(self, of: JobRank, size_bytes: int, keep: int) -> CopyFile:
         """The file for the next copy of a rank's state, which is none of step `keep`. Raises `OSError`."""
-        files = [self._file(self._directory / f"{self._prefix}{of}-{number}") for number in range(_EACH)]
+        files = [self._file(path) for path in self._pair(of, keep)]
         heads = [file.head() for file in files]
         steps = [-1 if head is None or head.of != of else head.step for head in heads]
         free = min(range(_EACH), key=lambda number: (steps[number] == keep >= 0, steps[number]))
@@ -69,8 +73,8 @@ class CopyFolder:
 
     def remove(self) -> None:
         """Give the memory back."""
-        for file in [*self._files()]:
-            file.path.unlink(missing_ok=True)
+        for file in self._files():
+            file.remove()
         self._open.clear()
 
     def close(self) -> None:
@@ -78,10 +82,32 @@ class CopyFolder:
         self._open.clear()
 
     def _files(self) -> Iterator[CopyFile]:
-        for path in sorted(self._directory.glob(f"{self._prefix}*")):
-            yield self._file(path)
+        for path in (path for pair in self._pairs for path in pair):
+            if path in self._open or _is_begun(path):
+                yield self._file(path)
+
+    def _pair(self, of: JobRank, keep: int) -> tuple[Path, ...]:
+        """The memory for copies of this rank's state. Raises `OSError`."""
+        if of == self._own:
+            return self._pairs[0]
+        held = {pair: [file.head() for path in pair if (file := self._known(path)) is not None] for pair in self._pairs}
+        theirs = self._pairs[1:]
+        known = (pair for pair in theirs if any(head is not None and head.of == of for head in held[pair]))
+        counted_on = {pair for pair in theirs if any(head is not None and head.step == keep for head in held[pair])}
+        spare = (pair for pair in theirs if pair not in counted_on)
+        return next(known, None) or next(spare, theirs[-1])
+
+    def _known(self, path: Path) -> CopyFile | None:
+        return self._file(path) if path in self._open or _is_begun(path) else None
 
     def _file(self, path: Path) -> CopyFile:
         if path not in self._open:
             self._open[path] = CopyFile(path)
         return self._open[path]
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether something was ever written there; not where the agent has gone."""
+    with suppress(OSError):
+        return path.stat().st_size > 0
+    return False

@@ -1,4 +1,4 @@
-"""Whether a node has room for the copies of its ranks' states: in shared memory, which is memory of the job too."""
+"""Whether a node has room for the copies of its ranks' states: their memory is memory of the job too."""
 
 import os
 from pathlib import Path
@@ -12,16 +12,18 @@ _UNASKED: Final = 0.5
 """Copies that the script has not asked for take no more than this share of the memory that is left."""
 
 
-def shortage(directory: Path, size_bytes: int, count: int, *, asked: bool) -> str:
-    """Why there is no room for `count` copies of this size; "" if there is. Whether the script has `asked` for them."""
+def shortage(memory_at: Path, size_bytes: int, count: int, *, asked: bool) -> str:
+    """Why there is no room for `count` copies of this size; "" if there is. Whether the script has `asked` for them.
+
+    `memory_at`: memory of the agent, which has no limit of its own, or a file, which has that of its file system.
+    """
     needed = size_bytes * count
-    shared = os.statvfs(directory)
+    files = os.statvfs(memory_at)
     place = cgroups(os.getpid())
     memory = memory_of(place.memory if place is not None else None)
-    left = {
-        f"{directory.parent} has room for": shared.f_bavail * shared.f_frsize,
-        "the memory that is left is": memory.free_bytes + memory.cache_bytes,
-    }
+    left = {"the memory that is left is": memory.free_bytes + memory.cache_bytes}
+    if files.f_blocks:
+        left["the files of the node's ranks have room for"] = files.f_bavail * files.f_frsize
     text = f"{count} copies of {size_bytes / _GIB:.3g} GiB on this node need {needed / _GIB:.3g} GiB"
     for name, has in left.items():
         if needed > has * (1 if asked else _UNASKED):

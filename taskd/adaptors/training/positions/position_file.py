@@ -1,4 +1,4 @@
-"""A small file in shared memory that outlives `kill -9`: where one rank stood in its random numbers and in its data.
+"""Memory that the agent keeps, and that outlives `kill -9`: where one rank stood in its random numbers and its data.
 
 Rules:
 
@@ -12,18 +12,19 @@ Rules:
 4. Writing is done twice in each step, in caches that the step has emptied: there, an assignment to a slice of memory
    takes 1 us, a call through cffi or ctypes 10, and joining the buffers first 10 more. Where it can be, it is done by
    the core instead (`taskd.runtime.worker.pulse`, `csrc/pulse.c`), in the same way.
-5. A file that somebody cuts costs what stands in it, and not its writer.
+5. The agent's memory cannot be cut. A file in its place that somebody cuts costs what stands in it, not its writer.
 """
 
 import enum
 import mmap
 import os
-import stat
 import struct
 from collections.abc import Sequence
+from pathlib import Path
 
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.errors import RestoreError
+from taskd.runtime.folders.nameless import open_kept
 from taskd.runtime.worker.pulse import Buffer, Target, guard
 
 SLOT_BYTES = 64 * 1024
@@ -43,7 +44,7 @@ _COMMITTED = PositionKind.COMMITTED
 
 
 class PositionFile:
-    """The file at `path`, mapped; made with mode 0600 if it is not there.
+    """The memory at `path`, mapped; a file of mode 0600 is made if there is none.
 
     Raises:
         RestoreError: the path cannot be used: a link, another user's file, of another size, or no memory left.
@@ -53,19 +54,15 @@ class PositionFile:
         self.path = path
         size = SLOT_BYTES * SLOTS
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = open_kept(Path(path))
         except OSError as error:
             raise RestoreError(
                 f"position file {path} cannot be opened: {error}; it belongs into a directory of this user"
             ) from error
         try:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_size not in (0, size):
-                raise RestoreError(
-                    f"position file {path} has mode {status.st_mode:o}, owner {status.st_uid} and "
-                    f"{status.st_size} bytes; expected a regular file of user {os.geteuid()} with {size} bytes: "
-                    "remove it"
-                )
+            if status.st_size not in (0, size):
+                raise RestoreError(f"position file {path} has {status.st_size} bytes, expected {size}: remove it")
             os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
         except OSError as error:
