@@ -287,6 +287,9 @@ BLACKBOX = Setting("TASKD_BLACKBOX", None, Format.PATH, None, _WORKER, "Black bo
 POSITION = Setting(
     "TASKD_POSITION", None, Format.PATH, None, _WORKER, "The rank's file of RNG state and data position."
 )
+SETUP_DIGEST = Setting(
+    "TASKD_SETUP_DIGEST", None, Format.TEXT, None, _WORKER, "Digest of the results of the set-up of the former process."
+)
 DESCRIPTORS = Setting(
     "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,
     "Soft limit of descriptors that the process gets back, where the agent has raised its own.", 0, 2**63 - 1,

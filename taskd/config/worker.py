@@ -32,7 +32,7 @@ class WorkerConfig:
 
     `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox` and `position` are None if
     the node could not provide the file. `checkpoint_dir` is where a dump goes whose order names no directory; None if
-    the environment names none either.
+    the environment names none either. `setup_digest` is that of the file with its predecessor's set-up; "" without one.
     """
 
     agent_socket: Path
@@ -45,6 +45,7 @@ class WorkerConfig:
     joins: bool = False
     blackbox: Path | None = None
     position: Path | None = None
+    setup_digest: str = ""
     checkpoint_dir: Path | None = None
     job_id: str = "default"
     members: tuple[JobRank, ...] = ()
@@ -76,9 +77,15 @@ class WorkerConfig:
             joins=source.switch(settings.JOINS),
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
+            setup_digest=source.text(settings.SETUP_DIGEST) or "",
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
             job_id=job_id(source),
         )
+
+    @property
+    def setup_file(self) -> Path | None:
+        """Where the results of the set-up's collectives are; None without a position file."""
+        return None if self.position is None else self.position.with_suffix(".setup")
 
     def environment(self) -> dict[str, str]:
         """The variables that make a process this worker."""
@@ -92,6 +99,7 @@ class WorkerConfig:
             settings.JOINS: "on" if self.joins else "off",
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",
+            settings.SETUP_DIGEST: self.setup_digest,
             settings.MEMBERS: as_ranges(self.members),
             settings.PLACES: self.places,
         }

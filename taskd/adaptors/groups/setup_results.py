@@ -6,7 +6,8 @@ another number of steps. It is given what its predecessor was given.
 Rules:
 
 1. A rank records the results of its outermost collectives, in their order, until it enters its resilient function, and
-   writes them to a file of the agent's private directory. Nothing is wrapped afterwards.
+   writes them to a file of the agent's private directory. Nothing is wrapped afterwards. The agent is told the file's
+   digest, and hands it to a newcomer: no byte is unpickled of a file that has another, whoever has made it.
 2. Small results are kept whole, up to `ONE_BYTES` each and `ALL_BYTES` together. What is larger, or asynchronous, or
    between two ranks alone, is not kept: unless it is part of the training state, which a donor sends anyway, a
    newcomer is refused, with the line of the call.
@@ -17,6 +18,8 @@ Rules:
 5. DDP's own collectives, barriers, and groups that are not of torchrun's world are no part of this.
 """
 
+import hashlib
+import hmac
 import logging
 import os
 import pickle
@@ -31,6 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from taskd.adaptors.groups.collectives import RESULTS, Call, Wrapped
 from taskd.adaptors.groups.sites import script_line
+from taskd.runtime.folders.regular import open_record
 from taskd.runtime.worker.frameless import ORIGINAL, Steps
 from taskd.wire import text
 
@@ -38,6 +42,8 @@ _log = logging.getLogger(__name__)
 ONE_BYTES: Final = 64 * 1024 + 1024
 """With what pickle adds to a tensor of 64 KiB."""
 ALL_BYTES: Final = 4 * 1024 * 1024
+_MOST_BYTES: Final = 64 * 1024 * 1024
+"""Of a file: the results, and for each the text of its call."""
 MOST_CALLS: Final = 4096
 MOST_CALLS_AFTER_A_STEP: Final = 64
 
@@ -60,11 +66,15 @@ class Unkept:
 
 
 class Recording:
-    """Records from now on, for the file at `path`. What an earlier start left there is removed."""
+    """Records from now on, for the file at `path`. What an earlier start left there is removed.
 
-    def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
+    `keep` is given the file's digest, for the agent, when it is written.
+    """
+
+    def __init__(self, path: Path, is_ours: Callable[[Any], bool], keep: Callable[[str], None]) -> None:
         self._path = path
         self._is_ours = is_ours
+        self._keep = keep
         self._results: list[Result] = []
         self._unkept: list[Unkept] = []
         self._size_bytes = 0
@@ -80,11 +90,14 @@ class Recording:
         unfinished = self._path.with_name(f"{self._path.name}.unfinished")
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            content = pickle.dumps([(r.signature, r.line, r.data) for r in self._results])
             with os.fdopen(descriptor, "wb") as file:
-                pickle.dump([(r.signature, r.line, r.data) for r in self._results], file)
+                file.write(content)
             unfinished.rename(self._path)
         except OSError as error:
             _log.warning("the results of the set-up's collectives are not kept: %s", error)
+        else:
+            self._keep(_digest(content))
         self._results.clear()
         return self._unkept
 
@@ -115,11 +128,11 @@ class Recording:
 
 
 class Replay:
-    """Answers the collectives of a newcomer's set-up from now on, from the file at `path`."""
+    """Answers the collectives of a newcomer's set-up from now on, from the file at `path` if it has this digest."""
 
-    def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
+    def __init__(self, path: Path, is_ours: Callable[[Any], bool], digest: str) -> None:
         self._is_ours = is_ours
-        self._results = _read(path)
+        self._results = _read(path, digest)
         self._at = 0
         self._wrapped = Wrapped(self._call)
 
@@ -163,19 +176,27 @@ class Replay:
         return returned
 
 
-def _read(path: Path) -> list[Result] | None:
-    """The record; None where there is none that can be read."""
+def _read(path: Path, digest: str) -> list[Result] | None:
+    """The record; None where there is none that can be read, or another than the agent was told of."""
     try:
-        return [Result(*fields) for fields in pickle.loads(path.read_bytes())]
+        with open_record(path) as file:
+            content = file.read(_MOST_BYTES)
+        if not digest or not hmac.compare_digest(_digest(content), digest):
+            raise ValueError("it is not the file that this rank's first process has written")
+        return [Result(*fields) for fields in pickle.loads(content)]
     except FileNotFoundError:
         return None
-    except Exception as error:  # noqa: BLE001 - whatever pickle makes of bytes that somebody has cut or changed
+    except Exception as error:  # noqa: BLE001 - a class that the script has changed meanwhile may raise anything
         _log.warning(
             "%s cannot be read (%s): what the set-up's collectives gave is not known",
             path,
             text.line(str(error) or type(error).__name__),
         )
         return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _packed(result: Any, room_bytes: int) -> tuple[bytes | None, str]:

@@ -40,6 +40,7 @@ from taskd.config.process import forget_preload, forget_start, replace_environme
 from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
+from taskd.runtime.system.own_sockets import connect_own
 from taskd.runtime.system.processes import call_me
 from taskd.runtime.system.sigchld import ignore_sigchld
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_to_local, encode
@@ -160,9 +161,8 @@ class Template:
 
 def connect(path: str, hello: Hello) -> socket.socket:
     """A link to the agent, with the first message sent. Ends the process if there is no agent any more."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        link.connect(path)
+        link = connect_own(path)
         link.send(encode(hello))
     except OSError:
         os._exit(0)

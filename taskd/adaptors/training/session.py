@@ -89,9 +89,9 @@ class Runtime:
         link.attach(self)
         self.refusals = Refusals(link.refuse, tells=self.rank == 0)
         self._setup: Recording | Replay | None = None
-        if link.config.position is not None:
-            path = link.config.position.with_suffix(".setup")
-            self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
+        if (path := link.config.setup_file) is not None:
+            known, own = link.config.setup_digest, self.world.is_own
+            self._setup = self.world.replay(path, known) if link.joins else Recording(path, own, link.recorded_setup)
 
     def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:
         """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""

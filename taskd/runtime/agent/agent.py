@@ -58,6 +58,7 @@ from taskd.wire.messages import (
     Refuses,
     SawNonFinite,
     SelfReport,
+    SetupRecorded,
     Stage,
     WorkerReport,
 )
@@ -69,7 +70,7 @@ logger = logging.getLogger(__name__)
 class NodeAgent:
     """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
 
-    pool = StandbyPool
+    pool, listens = StandbyPool, True
 
     def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous]) -> None:
         self._config = config
@@ -77,7 +78,7 @@ class NodeAgent:
         self._reports = Reports(config.job_id)
         self._node = Node(agent_id=agent_of(self._reports.proof))
         self._files = RankFiles(config.run_dir, config.job_id)
-        self._server = LocalServer(self._files.socket)
+        self._server = LocalServer(self._files.socket, listens=self.listens)
         self._deaths = DeathWatch()
         self._pool = self.pool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
         self._ranks = RankSupervisor(self._files, self._deaths, self._pool, config.preload)
@@ -148,8 +149,7 @@ class NodeAgent:
 
     @property
     def _resized(self) -> bool:
-        identity = self._identity
-        return identity is None or identity.candidate or self._ranks.moved
+        return self._identity is None or self._identity.candidate or self._ranks.moved
 
     def stopping(self) -> None:
         """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
@@ -288,7 +288,7 @@ class NodeAgent:
                 self._hear_report(peer, message)
             case Probed():
                 self._node_checker.hear(peer, message.result)
-            case Account() | SawNonFinite() | SelfReport() | Refuses():
+            case Account() | SawNonFinite() | SelfReport() | Refuses() | SetupRecorded():
                 self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
@@ -314,7 +314,7 @@ class NodeAgent:
             case Answer() | Inspection():
                 logger.error("the manager sent an answer to no question of this agent; it is ignored")
             case Modules():
-                self._pool.import_modules(message.names)
+                self._pool.import_foreign(message.names)
             case CheckOrder():
                 self._node_checker.obey(message, self._local_ranks)
             case Cleared():

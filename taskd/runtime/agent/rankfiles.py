@@ -49,6 +49,8 @@ class RankFiles:
         """The mark of the folder of the job's records, as far as it is known."""
         self._own: JobFolder | None = None
         self._boxes: dict[tuple[LocalRank, int], Box] = {}
+        self._setups: dict[LocalRank, str] = {}
+        """Digests of what the ranks have recorded of their set-up."""
         self._missed = ""
         """Why the newest box that could not be made was not."""
 
@@ -69,15 +71,21 @@ class RankFiles:
             joins=joins,
             blackbox=self._make_box(local_rank, incarnation),
             position=position,
+            setup_digest=self._setups.get(local_rank, ""),
             members=shape.members,
             places=shape.places,
         )
 
     def forget(self, local_rank: LocalRank) -> None:
         """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
+        self._setups.pop(local_rank, None)
         for path in [*self.directory.glob(f"position-{local_rank}*"), *self.directory.glob(f"copy-{local_rank}-*")]:
             if path.name.startswith("copy-") or path.name.partition(".")[0] == f"position-{local_rank}":
                 path.unlink(missing_ok=True)
+
+    def recorded_setup(self, local_rank: LocalRank, digest: str) -> None:
+        """The results of the set-up's collectives are in a file of this digest."""
+        self._setups[local_rank] = digest
 
     def box(self, local_rank: LocalRank, incarnation: int) -> Box | None:
         """The black box of a process that was prepared."""
