@@ -296,6 +296,9 @@ MARKS = Setting(
 COPIES = Setting(
     "TASKD_COPIES", None, Format.TEXT, None, _WORKER, "The rank's memory for copies of states: paths, joined by `:`."
 )
+SETUP_DIGEST = Setting(
+    "TASKD_SETUP_DIGEST", None, Format.TEXT, None, _WORKER, "Digest of the results of the set-up of the former process."
+)
 DESCRIPTORS = Setting(
     "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,
     "Soft limit of descriptors that the process gets back, where the agent has raised its own.", 0, 2**63 - 1,

@@ -33,7 +33,7 @@ class WorkerConfig:
     `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox`, `position` (random numbers
     and data), `setup` (results of its collectives) and `marks` (what is done once) are None, and `copies` (of states)
     is empty, if the node could not provide them. `checkpoint_dir` is where a dump goes whose order names no directory;
-    None if the environment names none either.
+    None if the environment names none either. `setup_digest` is that of its predecessor's set-up; "" without one.
     """
 
     agent_socket: Path
@@ -47,6 +47,7 @@ class WorkerConfig:
     blackbox: Path | None = None
     position: Path | None = None
     setup: Path | None = None
+    setup_digest: str = ""
     marks: Path | None = None
     copies: tuple[Path, ...] = ()
     checkpoint_dir: Path | None = None
@@ -81,6 +82,7 @@ class WorkerConfig:
             blackbox=source.path(settings.BLACKBOX),
             position=source.path(settings.POSITION),
             setup=source.path(settings.SETUP),
+            setup_digest=source.text(settings.SETUP_DIGEST) or "",
             marks=source.path(settings.MARKS),
             copies=tuple(map(Path, filter(None, (source.text(settings.COPIES) or "").split(os.pathsep)))),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
@@ -100,6 +102,7 @@ class WorkerConfig:
             settings.BLACKBOX: self.blackbox or "",
             settings.POSITION: self.position or "",
             settings.SETUP: self.setup or "",
+            settings.SETUP_DIGEST: self.setup_digest,
             settings.MARKS: self.marks or "",
             settings.COPIES: os.pathsep.join(map(str, self.copies)),
             settings.MEMBERS: as_ranges(self.members),

@@ -3,7 +3,8 @@
 Rules:
 
 1. A frame is `MAGIC`, one byte of wire version, and one msgpack map. The version stands outside the map, so that a
-   peer of another version is named as such whatever its map looks like.
+   peer of another version is named as such whatever its map looks like. These three bytes stay as they are in every
+   version, and so do the keys (`runtime/links/identity.py`): else another version looks as another secret does.
 2. A frame that cannot be taken raises `BadFrameError` (a `FrameError`) and nothing else, whatever its bytes are. Its
    `fault` says which check refused it, so that a receiver can count by kind.
 3. Sizes are checked before anything is decoded, in both directions.
@@ -37,7 +38,8 @@ from taskd.wire.messages import (
 from taskd.wire.standbys import Become
 
 MAGIC: Final = b"TD"
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
+"""Raised with every change of a message between nodes: `tests/wire/test_versions.py` compares them with a record."""
 MAX_FRAME_BYTES: Final = 8 << 20
 """Bound of a frame between manager and agents: a directive for 100,000 ranks on 12,500 nodes needs about 1.2 MB."""
 MAX_LOCAL_BYTES: Final = 200 << 10
@@ -50,7 +52,8 @@ MAX_MODULES_BYTES: Final = 150_000
 
 _UNSENDABLE: Final = (UnicodeError, OverflowError, RecursionError, msgspec.ValidationError)
 
-_HEADER: Final = MAGIC + bytes([WIRE_VERSION])
+HEADER: Final = MAGIC + bytes([WIRE_VERSION])
+"""Of every frame. Alone it is a manager's answer to an agent of another version."""
 _MAX_DETAIL_CHARS: Final = 200
 
 _LARGE: Final = (NodeStatus, EvidenceReport, Directive, Refusal, Drain, Answer, Inspection, Become, Join)
@@ -92,7 +95,7 @@ def encode(message: Message) -> bytes:
 
     Raises `BadFrameError` if the frame would be larger than its link allows, or as `pack` does.
     """
-    frame = _HEADER + pack(message)
+    frame = HEADER + pack(message)
     limit = MAX_FRAME_BYTES if isinstance(message, _LARGE) else MAX_LOCAL_BYTES
     _check_size(len(frame), limit, type(message).__name__)
     return frame
@@ -159,7 +162,7 @@ def decode_to_local(frame: bytes) -> ToLocal:
 
 def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
     _check_size(len(frame), limit, "a frame")
-    if frame[: len(MAGIC)] != MAGIC or len(frame) < len(_HEADER):
+    if frame[: len(MAGIC)] != MAGIC or len(frame) < len(HEADER):
         raise BadFrameError(
             FrameFault.MAGIC,
             f"found a frame of {len(frame)} bytes that begins with {_shown(frame[:8])}, expected {MAGIC!r} and a "
@@ -173,7 +176,7 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
             "taskd on every node",
         )
     try:
-        return decoder.decode(frame[len(_HEADER) :])
+        return decoder.decode(frame[len(HEADER) :])
     # msgspec lets UnicodeDecodeError (a ValueError) and RecursionError through beside its own errors
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise BadFrameError(

@@ -305,6 +305,12 @@ class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     no_newcomer: Line = ""
 
 
+class SetupRecorded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Worker to agent: the file with the results of its set-up's collectives is written, and has this digest."""
+
+    digest: Name
+
+
 class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Worker to agent: the first step of which this rank's loss was NaN or infinite."""
 
@@ -357,5 +363,5 @@ class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | CheckOrder | Cleared | Dismissed | Inspection
-FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | Modules | Probed
+FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | SetupRecorded | Modules | Probed
 ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | Prepare | RunCheck

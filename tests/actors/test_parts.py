@@ -1,7 +1,6 @@
 """What stands between a process that has come by itself and its agent, without a job."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -10,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from taskd.adaptors.actors.door import Door, DoorAnswer, knock
 from taskd.adaptors.actors.host import LOCAL, UNSEEN, ActorHost, Leaving
 from taskd.adaptors.actors.pool import ActorPool
 from taskd.adaptors.actors.ticket import Ticket
-from taskd.errors import ConfigError, LinkError, RecoveryError
+from taskd.errors import ConfigError, RecoveryError
 from taskd.runtime.agent.ports import Logs
 from taskd.runtime.agent.sockets import LocalServer
 from taskd.wire.kinds import JobRank
@@ -50,36 +48,15 @@ def test_a_ticket_survives_its_text() -> None:
 
 def test_a_ticket_shows_no_secret() -> None:
     assert TICKET.secret not in repr(TICKET)
-    assert TICKET.secret not in TICKET.name(0)
-    assert TICKET.name(0) != TICKET.name(1)
+    assert TICKET.secret not in str(TICKET.entrance(0))
+    assert not set(TICKET.entrance(0).names) & set(TICKET.entrance(1).names)
+    assert TICKET.entrance(0).key != TICKET.entrance(1).key
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_what_is_no_ticket_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected one made by taskd\.manager"):
         Ticket.from_json(text)
-
-
-def test_nobody_is_behind_a_door_that_is_not_there() -> None:
-    assert knock(f"{os.getpid()}-none") is None
-
-
-def test_who_knocks_is_told() -> None:
-    name = f"{os.getpid()}-some"
-    door = Door(name)
-    try:
-        visit = "import sys; from taskd.adaptors.actors.door import knock; print(knock(sys.argv[1]))"
-        with subprocess.Popen([sys.executable, "-c", visit, name], stdout=subprocess.PIPE) as visitor:
-            seen = door.let_in()
-            assert seen is not None
-            assert seen.pid == visitor.pid
-            assert seen.tell(DoorAnswer("/socket", {"RANK": "1"}))
-            said, _ = visitor.communicate()
-        assert said.decode().strip() == str(DoorAnswer("/socket", {"RANK": "1"}))
-        with pytest.raises(LinkError, match="runs on this machine already"):
-            Door(name)
-    finally:
-        door.close()
 
 
 def test_it_waits_for_processes_without_end(run_dir: Path) -> None:

@@ -1,5 +1,6 @@
 """What is recorded of a set-up, and when that ends."""
 
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,12 @@ def ours(_group: object) -> bool:
     return True
 
 
+@pytest.fixture
+def kept() -> list[str]:
+    """Digests that the agent was told of."""
+    return []
+
+
 def share(number: float) -> float:
     tensor = torch.tensor([number])
     dist.all_reduce(tensor)
@@ -32,9 +39,9 @@ def share(number: float) -> float:
 
 
 @pytest.mark.usefixtures("alone")
-def test_results_are_given_again(tmp_path: Path) -> None:
+def test_results_are_given_again(tmp_path: Path, kept: list[str]) -> None:
     torchs = dist.all_reduce
-    recording = Recording(tmp_path / "file", ours)
+    recording = Recording(tmp_path / "file", ours, kept.append)
     bound = dist.all_reduce
     assert [share(5), share(6)] == [5, 6]
     everyone: list[object] = [None]
@@ -43,7 +50,7 @@ def test_results_are_given_again(tmp_path: Path) -> None:
     assert dist.all_reduce is dist.distributed_c10d.all_reduce is torchs
     bound(torch.ones(1))  # what a script has imported meanwhile goes on to work
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
-    replay = Replay(tmp_path / "file", ours)
+    replay = Replay(tmp_path / "file", ours, *kept)
     assert [share(1), share(2)] == [5, 6]
     with pytest.raises(RuntimeError, match=r"collective 3 of .* is \('all_reduce'.* it was \('all_gather_object'"):
         share(3)
@@ -54,7 +61,7 @@ def test_results_are_given_again(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_without_a_record(tmp_path: Path) -> None:
-    replay = Replay(tmp_path / "file", ours)
+    replay = Replay(tmp_path / "file", ours, "")
     dist.barrier()
     with pytest.raises(RuntimeError, match="not known on this node"):
         share(1)
@@ -63,14 +70,14 @@ def test_without_a_record(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("left", [1, 30, -1])
-def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int) -> None:
+def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: list[str], left: int) -> None:
     """It is as good as none, so that a set-up without collectives needs no other start."""
     path = tmp_path / "file"
-    recording = Recording(path, ours)
+    recording = Recording(path, ours, kept.append)
     share(5)
     recording.end()
     path.write_bytes(path.read_bytes()[:left])
-    replay = Replay(path, ours)
+    replay = Replay(path, ours, *kept)
     (told,) = caplog.messages
     assert f"{path} cannot be read" in told
     with pytest.raises(RuntimeError, match="not known on this node"):
@@ -78,10 +85,46 @@ def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture,
     replay.end()
 
 
+class Code:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._folder),)
+
+
 @pytest.mark.usefixtures("alone")
-def test_what_is_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["another file", "no digest", "a pipe", "a link"])
+def test_what_the_ranks_first_process_has_not_written_is_not_unpickled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: list[str], kind: str
+) -> None:
+    path, code = tmp_path / "file", pickle.dumps([Code(tmp_path / "owned")])
+    recording = Recording(path, ours, kept.append)
+    share(5)
+    recording.end()
+    path.unlink()
+    match kind:
+        case "a pipe":
+            os.mkfifo(path)
+        case "a link":
+            (tmp_path / "other").write_bytes(code)
+            path.symlink_to(tmp_path / "other")
+        case _:
+            path.write_bytes(code)
+    replay = Replay(path, ours, "" if kind == "no digest" else kept[0])
+    assert not (tmp_path / "owned").exists()
+    assert f"{path} cannot be read" in caplog.text
+    with pytest.raises(RuntimeError, match="not known on this node"):
+        share(1)
+    replay.end()
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_is_not_kept(tmp_path: Path, kept: list[str]) -> None:
     """What is asynchronous, and what comes after 4 MiB of results; a new process has nobody to send to."""
-    recording = Recording(tmp_path / "file", ours)
+    recording = Recording(tmp_path / "file", ours, kept.append)
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None
     work.wait()
@@ -91,7 +134,7 @@ def test_what_is_not_kept(tmp_path: Path) -> None:
     assert "is asynchronous" in asynchronous.text
     assert "which are too many to keep" in late.text
     assert f"{__file__}:" in late.text
-    replay = Replay(tmp_path / "file", ours)
+    replay = Replay(tmp_path / "file", ours, *kept)
     with pytest.raises(RuntimeError, match=r"send in the set-up, .* has nobody at the other end yet"):
         dist.send(torch.ones(1), 1)
     with pytest.raises(RuntimeError, match="has made 0 collectives"):
@@ -99,10 +142,10 @@ def test_what_is_not_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_training_without_a_resilient_function(tmp_path: Path) -> None:
+def test_a_training_without_a_resilient_function(tmp_path: Path, kept: list[str]) -> None:
     """Nothing is wrapped for long, and nothing grows."""
     torchs = dist.all_reduce
-    recording = Recording(tmp_path / "file", ours)
+    recording = Recording(tmp_path / "file", ours, kept.append)
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     for step in range(MOST_CALLS_AFTER_A_STEP + 1):
@@ -123,7 +166,9 @@ def gather(tensor): dist.all_gather_object([None], tensor)
 
 
 @pytest.mark.usefixtures("alone")
-def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_trainers_library_communicates_for_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: list[str]
+) -> None:
     monkeypatch.setattr(collectives, "_libraries", {})
     collectives.leave_alone("somelibrary", through="somelibrary.comm")
     exec(TORCHS, torchs := {"__name__": "torch.distributed.deprecated"})
@@ -131,7 +176,7 @@ def test_what_a_trainers_library_communicates_for_itself(tmp_path: Path, monkeyp
     exec("def wrap(tensor): all_reduce(tensor); gather(tensor)", of_comm)
     engine: dict[str, Any] = {"__name__": "somelibrary.engine", "wrap": of_comm["wrap"]}
     exec("def make(tensor): wrap(tensor)", engine)
-    recording = Recording(tmp_path / "file", ours)
+    recording = Recording(tmp_path / "file", ours, kept.append)
     engine["make"](torch.ones(1))  # the library's own
     of_comm["wrap"](torch.ones(1))  # the script's, through the library
     share(3)

@@ -54,3 +54,25 @@ def test_a_secret_that_cannot_be_kept_is_said_with_the_remedy(tmp_path: Path) ->
     (tmp_path / "run").write_text("a file in its place")
     with pytest.raises(SecretError, match=r"no secret was given for 127\.0\.0\.1:9601, .* set TASKD_SECRET .*openssl"):
         secured(NONE, HERE, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("left", "found"),
+    [
+        (b"", r"no secret \(0 bytes\)"),
+        (b"0" * 63, "a damaged secret"),
+        (b"0" * 65, "a damaged secret"),
+        (b"g" * 64, "a damaged secret"),
+    ],
+)
+def test_a_file_without_a_whole_secret_is_refused(left: bytes, found: str, tmp_path: Path) -> None:
+    """A full disk, a tool or a hand has emptied it: everybody knows what is in it then."""
+    secured(NONE, HERE, tmp_path / "run")
+    (file,) = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
+    file.write_bytes(left)
+    with pytest.raises(
+        SecretError, match=rf"{file}: found {found}.* expected 64 hexadecimal digits; .* remove the file"
+    ):
+        secured(NONE, HERE, tmp_path / "run")
+    file.unlink()
+    assert len(secured(NONE, HERE, tmp_path / "run").secret or b"") == 64

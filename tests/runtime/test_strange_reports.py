@@ -156,6 +156,24 @@ def test_the_modules_of_many_nodes_still_fit_a_message(make: Make) -> None:
         assert agent.obey(Order.RUN).generation == 0
 
 
+def test_nobody_without_a_place_has_a_spare_import_anything(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    manager = make()
+    with Agent(manager) as agent, linked(manager) as spare, linked(manager) as stranger:
+        agent.obey(Order.RUN)
+        until(stranger, lambda _: stranger.connected)
+        for _ in range(2):
+            assert stranger.send(Modules(names=("antigravity",)))
+            assert stranger.send(Drain(job_id="another", node="1"))
+            until(stranger, bool)  # it was read
+        assert agent.link.send(Modules(names=("numpy",)))
+        until(spare, lambda _: spare.connected)
+        assert spare.send(STATUS)
+        heard = until(spare, lambda got: any(isinstance(message, Modules) for message in got))
+        assert [message.names for message in heard if isinstance(message, Modules)] == [("numpy",)]
+    (told,) = [message for message in caplog.messages if "names of modules" in message]
+    assert "a peer without a place in the job" in told
+
+
 def test_what_a_manager_cannot_do_costs_nothing_else(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     cluster = Stubborn()
     manager = make(cluster, node_nums=2, recover_strategy="recover")

@@ -21,6 +21,7 @@ from taskd.wire.messages import (
     Refuses,
     Release,
     SawNonFinite,
+    SetupRecorded,
     Stage,
     WorkerReport,
     WorldPlan,
@@ -60,6 +61,7 @@ class Agent:
         env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         process = self._launcher.start(["python", PROGRAM, case], env=env)
         self._peer, _ = self._ear.until(lambda _peer, message: isinstance(message, Hello))
+        self._ear.until(lambda peer, message: peer is self._peer and isinstance(message, SetupRecorded))
         self.expect(Stage.TRAINING)
         if saw is not None:
             assert self._ear.until(lambda peer, _message: peer is self._peer)[1] == saw

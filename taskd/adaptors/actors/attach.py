@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from taskd.adaptors.actors.door import DoorAnswer, knock
+from taskd.adaptors.actors.door import answer, knock
 from taskd.adaptors.actors.side import READY
 from taskd.adaptors.actors.ticket import Ticket
 from taskd.config.process import own_environment
@@ -52,6 +52,24 @@ class Agent:
     joins: bool
 
 
+class Links:
+    """Connects this process to its agent: first by the link that it has, and anew where the script closes that."""
+
+    def __init__(self, ticket: Ticket, rank: JobRank, first: socket.socket) -> None:
+        self._ticket, self._rank = ticket, rank
+        self._first: socket.socket | None = first
+
+    def __call__(self) -> socket.socket:
+        """Return a connection. Raises `LinkError` if the agent has gone."""
+        link, self._first = self._first, None
+        if link is not None:
+            return link
+        found = knock(self._ticket.entrance(self._rank))
+        if found is None:
+            raise LinkError(f"the agent of rank {self._rank} is gone, expected it beside this process; see its output")
+        return found[0]
+
+
 _attached: tuple[int, Ticket, Agent] | None = None
 
 
@@ -72,22 +90,20 @@ def attach(ticket: Ticket, rank: int, timeout_s: float) -> Agent:
                 f"this process holds rank {agent.rank} of job {former.job_id}, expected none; start another process"
             )
         return agent
-    env = _env_of(ticket, wanted, time.monotonic() + timeout_s)
-    agent = _install(env, ticket.world_size)
+    env, link = _enter(ticket, wanted, time.monotonic() + timeout_s)
+    agent = _install(env, ticket.world_size, Links(ticket, wanted, link))
     _attached = (os.getpid(), ticket, agent)
     return agent
 
 
-def _env_of(ticket: Ticket, rank: JobRank, until_s: float) -> dict[str, str]:
-    """The variables of this process, once it is wanted."""
+def _enter(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[dict[str, str], socket.socket]:
+    """The variables of this process, once it is wanted, and its link to the agent."""
     while True:
-        answer = knock(ticket.name(rank))
-        if answer is None:
-            _start_side(ticket, rank)
-            answer = knock(ticket.name(rank))
-        env = None if answer is None else answer.env or _await_rank(answer, until_s)
-        if env is not None:
-            return env
+        link, env = knock(ticket.entrance(rank)) or _start_side(ticket, rank)
+        env = env or _await_rank(link, until_s)
+        if env:
+            return env, link
+        link.close()
         if time.monotonic() >= until_s:
             raise LinkError(
                 f"nobody wanted a new process for rank {rank} until now, expected the former one to be lost; end that "
@@ -95,54 +111,61 @@ def _env_of(ticket: Ticket, rank: JobRank, until_s: float) -> dict[str, str]:
             )
 
 
-def _await_rank(answer: DoorAnswer, until_s: float) -> dict[str, str] | None:
-    """Wait as a standby does; None if the agent has gone meanwhile, or time is over."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
-        try:
-            link.connect(answer.socket)
-            link.sendall(encode(Hello(role="standby", pid=os.getpid())))
-            while (left_s := until_s - time.monotonic()) > 0:
-                poller = select.poll()
-                poller.register(link, select.POLLIN)
-                if not poller.poll(left_s * 1000):
-                    return None
-                frame = receive_packet(link)
-                if not frame:
-                    return None
-                message = decode_to_local(frame)
-                if isinstance(message, Become):
-                    return {os.fsdecode(name): os.fsdecode(value) for name, value in message.env.items()}
-        except OSError:
-            pass
-    return None
+def _await_rank(link: socket.socket, until_s: float) -> dict[str, str]:
+    """Wait as a standby does; nothing if the agent has gone meanwhile, or time is over."""
+    poller = select.poll()
+    poller.register(link, select.POLLIN)
+    try:
+        link.sendall(encode(Hello(role="standby", pid=os.getpid())))
+        while (left_s := until_s - time.monotonic()) > 0 and poller.poll(left_s * 1000):
+            frame = receive_packet(link)
+            if not frame:
+                break
+            message = decode_to_local(frame)
+            if isinstance(message, Become):
+                return {os.fsdecode(name): os.fsdecode(value) for name, value in message.env.items()}
+    except OSError:
+        pass
+    return {}
 
 
-def _start_side(ticket: Ticket, rank: JobRank) -> None:
-    """Start the rank's agent. Raises `LinkError` if it cannot serve."""
-    hears, told = os.pipe()
-    command = [sys.executable, "-m", "taskd.adaptors.actors", str(rank), str(told)]
+def _start_side(ticket: Ticket, rank: JobRank) -> tuple[socket.socket, dict[str, str]]:
+    """Start the rank's agent; the link to it, and its answer.
+
+    Raises:
+        LinkError: it cannot serve.
+    """
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "taskd.adaptors.actors", str(rank), str(theirs.fileno())]
     env = {name: value for name, value in own_environment().items() if name != "LD_PRELOAD"}
-    with open(hears, "rb", buffering=0) as ear:
-        with contextlib.closing(open(told, "wb")):
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                env={**env, "PYTHONSAFEPATH": "1"},
-                pass_fds=(told,),
-                start_new_session=True,
-            )
-        process.communicate(f"{ticket.to_json()}\n".encode())
-        poller = select.poll()
-        poller.register(ear, select.POLLIN)
-        said = ear.read(_ERROR_BYTES) if poller.poll(START_S * 1000) else b""
-    if said and said != READY.encode() and knock(ticket.name(rank)) is None:
-        raise LinkError(f"the agent of rank {rank} could not begin: {said.decode(errors='replace')}")
-    if not said:
-        raise LinkError(f"the agent of rank {rank} has ended at its start: {' '.join(command[:3])}; see its output")
+    with theirs:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={**env, "PYTHONSAFEPATH": "1"},
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    process.communicate(f"{ticket.to_json()}\n".encode())
+    own.settimeout(START_S)
+    said = b""
+    with contextlib.suppress(OSError):
+        said = own.recv(_ERROR_BYTES)
+        if said == READY.encode() and (variables := answer(own)) is not None:
+            return own, variables
+    own.close()
+    found = knock(ticket.entrance(rank))  # of an agent that another process has started meanwhile
+    if found is None:
+        raise LinkError(
+            f"the agent of rank {rank} could not begin: {said.decode(errors='replace')}"
+            if said not in (b"", READY.encode())
+            else f"the agent of rank {rank} has ended at its start: {' '.join(command[:3])}; see its output"
+        )
+    return found
 
 
-def _install(env: dict[str, str], world_size: int) -> Agent:
+def _install(env: dict[str, str], world_size: int, links: Links) -> Agent:
     """Make this process the rank's: black box, link, process groups."""
     from taskd.adaptors.seams.parts import IN_RANK, IN_WORKER
     from taskd.adaptors.torchrun.modules import installed_modules
@@ -152,7 +175,7 @@ def _install(env: dict[str, str], world_size: int) -> Agent:
     config = WorkerConfig.from_environment(env)
     if config is None:
         raise LinkError(f"the agent has sent no variables of a rank, but {json.dumps(sorted(env))}: a bug in taskd")
-    link = start(config, installed_modules)
+    link = start(config, installed_modules, links)
     for part in IN_RANK:
         if part.misfit() and config.rank == 0:
             logger.warning("%s", part.misfit())

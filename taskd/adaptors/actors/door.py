@@ -2,50 +2,63 @@
 
 Rules:
 
-1. The name is an abstract one: no file is left behind, whatever dies. It holds a digest of the job's secret.
-2. The kernel says who knocks. Only processes of this very user are let in.
-3. A visit is one question (empty) and one answer (JSON): the socket of the agent, and for the first process of a rank
-   of a job that forms its variables too.
+1. A name is an abstract one: no file is left behind, whatever dies. Nobody can guess it who has no ticket, but each
+   user of the machine can read it once it is in use, and take it when the agent has died. So a name proves nothing.
+2. Both ends ask the kernel who is there (SO_PEERCRED), and say nothing to another user.
+3. Both ends then prove, each for a number that the other has drawn, that they hold the job's key for this rank. Neither
+   uses what the other says before that.
+4. A rank has `DOORS` names, which do not follow from one another: where strangers hold the first, the agent is at the
+   next one that is free.
+5. An answer is JSON: for the first process of a rank of a job that forms its variables, else nothing. The connection
+   then is the process's link to the agent.
 """
 
+import hmac
 import json
 import logging
 import os
+import secrets
 import select
 import socket
-import struct
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from taskd.errors import LinkError
+from taskd.runtime.system.own_sockets import peer_of, refuse_strangers
 
 logger = logging.getLogger(__name__)
-_CREDENTIALS: Final = struct.Struct("3i")
-_MOST_BYTES: Final = 64 << 10
+DOORS: Final = 8
+_MOST_BYTES: Final = 200 << 10
 _PATIENCE_S: Final = 30.0
+_NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32
+_MOST_WAITING: Final = 64
+_OF_AGENT: Final = b"taskd: the agent of a rank"
+_OF_PROCESS: Final = b"taskd: a process of a rank"
 
 
 @dataclass(frozen=True)
-class DoorAnswer:
-    """What a visitor is told. Without `env` it has to wait at the agent's socket until it is given a rank."""
+class Entrance:
+    """Names and key of one rank, as its ticket has them."""
 
-    socket: str
-    env: dict[str, str] = field(default_factory=dict)
+    names: tuple[str, ...]
+    key: bytes
 
 
 @dataclass(frozen=True)
 class Visitor:
-    """A process that asks for the rank."""
+    """A process that asks for the rank. Whoever has it closes `link` or hands it on."""
 
     pid: int
-    _link: socket.socket
+    link: socket.socket
 
-    def tell(self, answer: DoorAnswer) -> bool:
-        """Answer, and let it go; whether it is still there to hear it."""
+    def tell(self, env: Mapping[str, str]) -> bool:
+        """Answer; whether it is still there."""
         try:
-            with self._link as link:
-                link.sendall(json.dumps({"socket": answer.socket, "env": answer.env}).encode())
+            self.link.sendall(json.dumps(dict(env)).encode())
         except OSError:
+            self.link.close()
             return False
         return True
 
@@ -53,52 +66,167 @@ class Visitor:
 class Door:
     """The agent's side."""
 
-    def __init__(self, name: str) -> None:
-        """Raises `LinkError` if another agent of the rank is there already."""
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            self._listener.bind(_address(name))
-        except OSError as error:
-            self._listener.close()
-            raise LinkError(
-                f"the agent of this rank runs on this machine already ({error.strerror}), expected none; ask that one"
-            ) from error
-        self._listener.listen(64)
+    def __init__(self, entrance: Entrance) -> None:
+        """Listen at the first free name. Raises `LinkError` if another agent of the rank is there, or none is free."""
+        self._key = entrance.key
+        self._listener = _listen(entrance.names)
+        self._poll = select.epoll()
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._waiting: dict[int, tuple[socket.socket, bytes]] = {}
+        """Who has not proved itself: its connection, and the proof expected of it; b"" before it has spoken."""
 
     def fileno(self) -> int:
-        """Readable when somebody has come."""
-        return self._listener.fileno()
+        """Readable when somebody has come, or has said something."""
+        return self._poll.fileno()
 
-    def let_in(self) -> Visitor | None:
-        """Who has come; None if it may not."""
-        link, _ = self._listener.accept()
-        pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        if uid != os.getuid():
-            logger.error("process %d of user %d asks for a rank, expected user %d; refused", pid, uid, os.getuid())
-            link.close()
-            return None
-        return Visitor(pid, link)
+    def let_in(self) -> list[Visitor]:
+        """Return those that have proved themselves by now. Never waits."""
+        found = []
+        for descriptor, _ in self._poll.poll(0):
+            if descriptor == self._listener.fileno():
+                self._accept()
+            elif (visitor := self._hear(descriptor)) is not None:
+                found.append(visitor)
+        return found
 
     def close(self) -> None:
         """Nobody can find this agent any more."""
+        for descriptor in list(self._waiting):
+            self._send_away(descriptor)
+        self._poll.close()
         self._listener.close()
 
-
-def knock(name: str) -> DoorAnswer | None:
-    """Ask the agent of that name; None if there is none on this machine, or it has just gone."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
+    def _accept(self) -> None:
+        link, _ = self._listener.accept()
         try:
-            link.connect(_address(name))
+            refuse_strangers(link, "the agent of a rank")
+        except PermissionError as error:
+            logger.error("a process asks for a rank: %s", error.strerror)
+            link.close()
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._send_away(next(iter(self._waiting)))
+        link.setblocking(False)
+        self._waiting[link.fileno()] = (link, b"")
+        self._poll.register(link, select.EPOLLIN)
+
+    def _hear(self, descriptor: int) -> Visitor | None:
+        link, expected = self._waiting[descriptor]
+        try:
+            said = link.recv(_PROOF_BYTES + 1)
+            if not expected and len(said) == _NONCE_BYTES:
+                both = said + secrets.token_bytes(_NONCE_BYTES)
+                self._waiting[descriptor] = (link, _proof(self._key, _OF_PROCESS, both))
+                link.sendall(both[_NONCE_BYTES:] + _proof(self._key, _OF_AGENT, both))
+                return None
         except OSError:
-            return None
-        poller = select.poll()
-        poller.register(link, select.POLLIN)
-        frame = link.recv(_MOST_BYTES) if poller.poll(_PATIENCE_S * 1000) else b""
-    if not frame:
+            said = b""
+        self._poll.unregister(link)
+        del self._waiting[descriptor]
+        pid, _ = peer_of(link)
+        if expected and hmac.compare_digest(said, expected):
+            link.setblocking(True)
+            return Visitor(pid, link)
+        link.close()
+        if said:
+            logger.error("process %d asks for a rank, and does not hold its job's key; refused", pid)
         return None
-    told = json.loads(frame)
-    return DoorAnswer(str(told["socket"]), dict(told["env"]))
+
+    def _send_away(self, descriptor: int) -> None:
+        link, _ = self._waiting.pop(descriptor)
+        self._poll.unregister(link)
+        link.close()
+
+
+def knock(entrance: Entrance) -> tuple[socket.socket, dict[str, str]] | None:
+    """Ask the rank's agent: the link to it, and its answer; None if it is not on this machine, or has just gone."""
+    for name in entrance.names:
+        link = _connect(name)
+        if link is None:
+            continue
+        try:
+            link.settimeout(_PATIENCE_S)
+            if _proves_itself(link, entrance.key) and (env := answer(link)) is not None:
+                return link, env
+        except OSError as error:
+            logger.debug("who listens at a name of this rank says nothing more: %s", error)
+        link.close()
+    return None
+
+
+def answer(link: socket.socket) -> dict[str, str] | None:
+    """Receive what the agent answers at a proven link; None if it has gone. Raises `OSError` if it is too late."""
+    link.settimeout(_PATIENCE_S)
+    frame = link.recv(_MOST_BYTES)
+    link.settimeout(None)
+    return {str(name): str(value) for name, value in json.loads(frame).items()} if frame else None
+
+
+def _proves_itself(link: socket.socket, key: bytes) -> bool:
+    """Whether the other end holds the key; if it does, it has the proof of this end."""
+    own = secrets.token_bytes(_NONCE_BYTES)
+    link.sendall(own)
+    said = link.recv(_NONCE_BYTES + _PROOF_BYTES + 1)
+    both = own + said[:_NONCE_BYTES]
+    if not hmac.compare_digest(said[_NONCE_BYTES:], _proof(key, _OF_AGENT, both)):
+        if said:
+            logger.error(
+                "process %d listens in place of this rank's agent, without its key; passed over", peer_of(link)[0]
+            )
+        return False
+    link.sendall(_proof(key, _OF_PROCESS, both))
+    return True
+
+
+def _proof(key: bytes, of: bytes, numbers: bytes) -> bytes:
+    return hmac.digest(key, of + numbers, "sha256")
+
+
+def _connect(name: str) -> socket.socket | None:
+    """The connection to who listens there; None for nobody, and for another user, whom one line names."""
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link.settimeout(0)  # a stranger may let its queue fill: who connects would wait for ever
+    try:
+        link.connect(_address(name))
+        refuse_strangers(link, "a name of this rank's agent")
+    except PermissionError as error:
+        logger.warning("a name of this rank's agent is taken: %s; another name is used", error.strerror)
+    except OSError:
+        pass
+    else:
+        return link
+    link.close()
+    return None
+
+
+def _listen(names: Sequence[str]) -> socket.socket:
+    for name in names:
+        _refuse_another(name)
+    for name in names:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(_address(name))
+            listener.listen(_MOST_WAITING)
+        except OSError:
+            listener.close()
+            _refuse_another(name)  # it may have come just now
+            continue
+        return listener
+    raise LinkError(
+        f"all {len(names)} names of this rank's agent on this machine are taken, expected a free one; see which "
+        "processes hold them (ss -xlp), end those, and start the rank again"
+    )
+
+
+def _refuse_another(name: str) -> None:
+    link = _connect(name)
+    if link is not None:
+        pid, _ = peer_of(link)
+        link.close()
+        raise LinkError(
+            f"the agent of this rank runs on this machine already (process {pid}), expected none; ask that one"
+        )
 
 
 def _address(name: str) -> str:
-    return f"\0taskd/{os.getuid()}/{name}"
+    return f"\0taskd/{os.geteuid()}/{name}"

@@ -6,14 +6,16 @@ Rules:
    end this one.
 2. It ends when its rank has ended well, when the job has, or when the rank has no process and no manager answers.
 3. It serves one rank, and knows no torch. The store of new worlds is where the manager is.
+4. Whoever has started it holds the other end of a pair of sockets, by which nobody else can come. All others knock.
 """
 
 import os
 import select
+import socket
 import sys
 from typing import Final
 
-from taskd.adaptors.actors.door import Door, DoorAnswer, Visitor
+from taskd.adaptors.actors.door import Door, Visitor
 from taskd.adaptors.actors.host import LOCAL, ActorHost, Leaving
 from taskd.adaptors.actors.pool import ActorPool
 from taskd.adaptors.actors.ticket import Ticket
@@ -25,6 +27,7 @@ from taskd.config.security import Security
 from taskd.errors import LinkError
 from taskd.runtime.agent.agent import NodeAgent
 from taskd.runtime.agent.ports import NodeIdentity, Outlook
+from taskd.runtime.system.own_sockets import peer_of
 from taskd.wire.kinds import JobRank, NodeRank
 
 READY: Final = "ready"
@@ -34,14 +37,15 @@ _LOOK_S: Final = 1.0
 
 
 class ActorAgent(NodeAgent):
-    """The runtime of a node whose one process comes by itself."""
+    """The runtime of a node whose one process comes by itself. No path leads to it: see `admit`."""
 
     pool = ActorPool
+    listens = False
 
-    @property
-    def socket(self) -> str:
-        """Where processes that ask for the rank wait."""
-        return str(self._files.socket)
+    def admit(self, link: socket.socket) -> None:
+        """A process that has proved itself is at the other end."""
+        if not self._loop.post(lambda: self._server.adopt(link)):
+            link.close()  # this agent has ended
 
 
 class SideAgent:
@@ -50,7 +54,7 @@ class SideAgent:
     def __init__(self, ticket: Ticket, rank: JobRank) -> None:
         """Raises `LinkError` if the rank has an agent on this machine, or the manager does not answer."""
         self._ticket, self._rank = ticket, rank
-        self._door = Door(ticket.name(rank))
+        self._door = Door(ticket.entrance(rank))
         self._over: Leaving | None = None
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         config = _config(ticket)
@@ -72,22 +76,21 @@ class SideAgent:
         poller.register(self._wake, select.POLLIN)
         while self._over is None and not self._host.deserted:
             ready = [fd for fd, _ in poller.poll(_LOOK_S * 1000)]
-            visitor = self._door.let_in() if self._door.fileno() in ready else None
-            if visitor is not None:
-                self._receive(visitor)
+            for visitor in self._door.let_in() if self._door.fileno() in ready else ():
+                self.receive(visitor)
         self._close()
 
-    def _receive(self, visitor: Visitor) -> None:
-        socket = self._agent.socket
-        if not self._forms:
-            visitor.tell(DoorAnswer(socket))
+    def receive(self, visitor: Visitor) -> None:
+        """Answer a process: the first one of a job that forms begins as the rank, any other waits to become it."""
+        begins = self._forms
+        variables = self._host.environment(LOCAL) | self._agent.worker_environment(LOCAL) if begins else {}
+        if not visitor.tell(variables):
             return
-        variables = self._agent.worker_environment(LOCAL)
-        if not visitor.tell(DoorAnswer(socket, self._host.environment(LOCAL) | variables)):
-            return
-        self._forms = False
-        self._host.hold(visitor.pid)
-        self._begin(candidate=False)
+        if begins:
+            self._forms = False
+            self._host.hold(visitor.pid)
+            self._begin(candidate=False)
+        self._agent.admit(visitor.link)
 
     def _begin(self, *, candidate: bool) -> None:
         identity = NodeIdentity(
@@ -137,20 +140,24 @@ def _config(ticket: Ticket) -> AgentConfig:
 
 
 def main(argv: list[str]) -> int:
-    """Arguments: rank, and the descriptor to say `READY` or an error's text at. The ticket comes by stdin."""
-    rank, told = JobRank(int(argv[0])), int(argv[1])
+    """Arguments: rank, and the descriptor of the socket to whoever has started this process.
+
+    At it goes `READY` or an error's text; then it is that process's link. The ticket comes by stdin.
+    """
+    rank, link = JobRank(int(argv[0])), socket.socket(fileno=int(argv[1]))
     ticket = Ticket.from_json(sys.stdin.readline())
     if os.fork():
         os._exit(0)  # the rank's process reaps this one at once, and has no child then
-    os.set_inheritable(told, False)
+    link.set_inheritable(False)
     try:
         agent = SideAgent(ticket, rank)
     except Exception as error:
-        os.write(told, f"{type(error).__name__}: {error}".encode())
+        link.sendall(f"{type(error).__name__}: {error}".encode())
         if isinstance(error, LinkError):
             return 1
         raise
-    os.write(told, READY.encode())
-    os.close(told)
+    link.sendall(READY.encode())
+    pid, _ = peer_of(link)
+    agent.receive(Visitor(pid, link))
     agent.serve()
     return 0

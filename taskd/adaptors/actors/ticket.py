@@ -1,10 +1,11 @@
 """What a process needs to know to take a rank of a job: plain data, to be sent to it by whoever starts it."""
 
-import hashlib
+import hmac
 import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Final
 
+from taskd.adaptors.actors.door import DOORS, Entrance
 from taskd.config.address import Address
 from taskd.core.rendezvous import Rendezvous
 from taskd.errors import ConfigError
@@ -50,10 +51,15 @@ class Ticket:
             )
         return JobRank(rank)
 
-    def name(self, rank: int) -> str:
-        """Of this rank of this job, on any host. Nobody can guess it who has no ticket."""
-        text = f"{self.secret} {self.job_id} {rank}"
-        return hashlib.sha256(text.encode()).hexdigest()[:_NAME_CHARS]
+    def entrance(self, rank: int) -> Entrance:
+        """How a process finds the agent of this rank on its host, and how both know each other."""
+        names = [self._derived(f"name {number}", rank).hex()[:_NAME_CHARS] for number in range(DOORS)]
+        return Entrance(tuple(names), self._derived("key", rank))
+
+    def _derived(self, purpose: str, rank: int) -> bytes:
+        """Nobody can guess it who has no ticket, nor find one by another."""
+        text = f"taskd actors, {purpose}, rank {rank}, job {self.job_id}"
+        return hmac.digest(self.secret.encode(), text.encode(), "sha256")
 
     def to_json(self) -> str:
         """As text, for a process that is started."""

@@ -6,7 +6,8 @@ another number of steps. It is given what its predecessor was given.
 Rules:
 
 1. A rank records the results of its outermost collectives, in their order, until it enters its resilient function, and
-   writes them to memory that the agent keeps. Nothing is wrapped afterwards.
+   writes them to memory that the agent keeps. Nothing is wrapped afterwards. The agent is told the record's digest, and
+   hands it to a newcomer: no byte is unpickled of a record that has another, whoever has made it.
 2. Small results are kept whole, up to `ONE_BYTES` each and `ALL_BYTES` together. What is larger, or asynchronous, or
    between two ranks alone, is not kept: unless it is part of the training state, which a donor sends anyway, a
    newcomer is refused, with the line of the call.
@@ -17,6 +18,8 @@ Rules:
 5. DDP's own collectives, barriers, and groups that are not of torchrun's world are no part of this.
 """
 
+import hashlib
+import hmac
 import logging
 import pickle
 from collections.abc import Callable, Iterable
@@ -60,11 +63,15 @@ class Unkept:
 
 
 class Recording:
-    """Records from now on, for the memory at `path`. What an earlier start left there is removed."""
+    """Records from now on, for the memory at `path`. What an earlier start left there is removed.
 
-    def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
+    `keep` is given the record's digest, for the agent, when it is written.
+    """
+
+    def __init__(self, path: Path, is_ours: Callable[[Any], bool], keep: Callable[[str], None]) -> None:
         self._path = path
         self._is_ours = is_ours
+        self._keep = keep
         self._results: list[Result] = []
         self._unkept: list[Unkept] = []
         self._size_bytes = 0
@@ -79,9 +86,12 @@ class Recording:
         self._wrapped.remove()
         self._steps.remove()
         try:
-            write_record(self._path, pickle.dumps([(r.signature, r.line, r.data) for r in self._results]))
+            content = pickle.dumps([(r.signature, r.line, r.data) for r in self._results])
+            write_record(self._path, content)
         except OSError as error:
             _log.warning("the results of the set-up's collectives are not kept: %s", error)
+        else:
+            self._keep(_digest(content))
         self._results.clear()
         return self._unkept
 
@@ -112,11 +122,11 @@ class Recording:
 
 
 class Replay:
-    """Answers the collectives of a newcomer's set-up from now on, from the memory at `path`."""
+    """Answers a newcomer's set-up's collectives from now on, from the memory at `path` if it has this digest."""
 
-    def __init__(self, path: Path, is_ours: Callable[[Any], bool]) -> None:
+    def __init__(self, path: Path, is_ours: Callable[[Any], bool], digest: str) -> None:
         self._is_ours = is_ours
-        self._results = _read(path)
+        self._results = _read(path, digest)
         self._at = 0
         self._wrapped = Wrapped(self._call)
 
@@ -160,18 +170,26 @@ class Replay:
         return returned
 
 
-def _read(path: Path) -> list[Result] | None:
-    """The record; None where there is none that can be read."""
+def _read(path: Path, digest: str) -> list[Result] | None:
+    """The record; None where there is none that can be read, or another than the agent was told of."""
     try:
-        record = read_record(path)
-        return None if record is None else [Result(*fields) for fields in pickle.loads(record)]
-    except Exception as error:  # noqa: BLE001 - whatever pickle makes of bytes that somebody has cut or changed
+        content = read_record(path)
+        if content is None:
+            return None
+        if not digest or not hmac.compare_digest(_digest(content), digest):
+            raise ValueError("it is not the record that this rank's first process has written")
+        return [Result(*fields) for fields in pickle.loads(content)]
+    except Exception as error:  # noqa: BLE001 - a class that the script has changed meanwhile may raise anything
         _log.warning(
             "%s cannot be read (%s): what the set-up's collectives gave is not known",
             path,
             text.line(str(error) or type(error).__name__),
         )
         return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _packed(result: Any, room_bytes: int) -> tuple[bytes | None, str]:

@@ -129,11 +129,11 @@ class GroupWorld:
         self._replace("_store_based_barrier", lambda original: instead(original, _nothing))
         self._objects.install()
 
-    def replay(self, path: Path) -> Replay:
+    def replay(self, path: Path, digest: str) -> Replay:
         """Answer the collectives of a newcomer's set-up with what its predecessor was given, until that is ended."""
         assert self._pretence is not None
         self._pretence.replays = True
-        return Replay(path, self.is_own)
+        return Replay(path, self.is_own, digest)
 
     # At a fault.
 

@@ -41,6 +41,7 @@ from taskd.config.process import forget_preload, forget_start, replace_environme
 from taskd.config.settings import DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig
 from taskd.core.nodecheck.probes import CHECK_NAME
+from taskd.runtime.system.own_sockets import connect_own
 from taskd.runtime.system.packets import receive_packet
 from taskd.runtime.system.processes import call_me
 from taskd.runtime.system.sigchld import ignore_sigchld
@@ -163,9 +164,8 @@ class Template:
 
 def connect(path: str, hello: Hello) -> socket.socket:
     """A link to the agent, with the first message sent. Ends the process if there is no agent any more."""
-    link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        link.connect(path)
+        link = connect_own(path)
         link.send(encode(hello))
     except OSError:
         os._exit(0)

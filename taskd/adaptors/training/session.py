@@ -90,7 +90,8 @@ class Runtime:
         self.refusals = Refusals(link.refuse, tells=self.rank == 0)
         self._setup: Recording | Replay | None = None
         if (path := link.config.setup) is not None:
-            self._setup = self.world.replay(path) if link.joins else Recording(path, self.world.is_own)
+            known, own = link.config.setup_digest, self.world.is_own
+            self._setup = self.world.replay(path, known) if link.joins else Recording(path, own, link.recorded_setup)
 
     def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:
         """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""

@@ -57,6 +57,7 @@ from taskd.wire.messages import (
     Refuses,
     SawNonFinite,
     SelfReport,
+    SetupRecorded,
     Stage,
     WorkerReport,
 )
@@ -69,7 +70,7 @@ ENDS = "torchrun ends its ranks"
 class NodeAgent:
     """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
 
-    pool = StandbyPool
+    pool, listens = StandbyPool, True
 
     def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous]) -> None:
         self._config = config
@@ -79,7 +80,7 @@ class NodeAgent:
         with ExitStack() as opened:
             self._files = RankFiles(config.run_dir, config.job_id)
             opened.callback(self._files.close)
-            self._server = self._files.listen()
+            self._server = self._files.server(listens=self.listens)
             opened.callback(self._server.close)
             self._deaths = DeathWatch()
             opened.callback(self._deaths.close)
@@ -156,8 +157,7 @@ class NodeAgent:
 
     @property
     def _resized(self) -> bool:
-        identity = self._identity
-        return identity is None or identity.candidate or self._ranks.moved
+        return self._identity is None or self._identity.candidate or self._ranks.moved
 
     def stopping(self) -> None:
         """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
@@ -287,7 +287,7 @@ class NodeAgent:
                 self._hear_report(peer, message)
             case Probed():
                 self._node_checker.hear(peer, message.result)
-            case Account() | SawNonFinite() | SelfReport() | Refuses():
+            case Account() | SawNonFinite() | SelfReport() | Refuses() | SetupRecorded():
                 self._observer.hear(self._processes.rank_of(peer), message, self._node)
             case Modules():
                 self._pool.import_modules(message.names)
@@ -313,7 +313,7 @@ class NodeAgent:
             case Answer() | Inspection():
                 logger.error("the manager sent an answer to no question of this agent; it is ignored")
             case Modules():
-                self._pool.import_modules(message.names)
+                self._pool.import_foreign(message.names)
             case CheckOrder():
                 self._node_checker.obey(message, self._local_ranks)
             case Cleared():

@@ -28,8 +28,19 @@ from taskd.runtime.box.blackbox import Box
 from taskd.wire.accounts import Account
 from taskd.wire.codec import pack, sendable
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import AccountRequest, EvidenceReport, Progress, RankSpan, Refuses, SawNonFinite, SelfReport
+from taskd.wire.messages import (
+    AccountRequest,
+    EvidenceReport,
+    Progress,
+    RankSpan,
+    Refuses,
+    SawNonFinite,
+    SelfReport,
+    SetupRecorded,
+)
 
+OfItself = Account | SawNonFinite | SelfReport | Refuses | SetupRecorded
+"""What a rank's process tells of itself."""
 ACCOUNT_S = 0.2
 SILENT_S = 0.5
 """A rank that has committed nothing for so long is looked at more closely, in case that it is asked about."""
@@ -136,9 +147,12 @@ class Observer:
         live = [rank for rank in self._asked if rank in node.slots]
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
-    def hear(self, rank: JobRank | None, message: Account | SawNonFinite | SelfReport | Refuses, node: Node) -> None:
+    def hear(self, rank: JobRank | None, message: OfItself, node: Node) -> None:
         """A process says something of itself; it counts if it is one that holds a rank."""
         if rank is None:
+            return
+        if isinstance(message, SetupRecorded):
+            self._supervisor.processes.recorded_setup(rank, message.digest)
             return
         if isinstance(message, Refuses):
             node.refuses(rank, message)

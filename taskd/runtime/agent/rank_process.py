@@ -110,6 +110,10 @@ class RankProcesses:
         process = self._held.get(rank)
         return None if process is None else process.box
 
+    def recorded_setup(self, rank: JobRank, digest: str) -> None:
+        """What the rank's process has recorded of its set-up, for the next one, has this digest."""
+        self._files.recorded_setup(self._held[rank].local_rank, digest)
+
     # ---- their sockets
 
     def hello(self, peer: Peer, hello: Hello) -> bool:

@@ -54,12 +54,14 @@ class RankFiles:
         self._own: JobFolder | None = None
         self._boxes: dict[tuple[LocalRank, int], Box] = {}
         self._memory: dict[LocalRank, RankMemory] = {}
+        self._setups: dict[LocalRank, str] = {}
+        """Digests of what the ranks have recorded of their set-up."""
         self._missed = ""
         """Why the newest box, or memory, that could not be made was not."""
 
-    def listen(self) -> LocalServer:
-        """Open the agent's socket, for the processes that start from now on. Raises `LinkError`."""
-        server = LocalServer(self.socket)
+    def server(self, *, listens: bool) -> LocalServer:
+        """Make the agent's side of its links, at which processes connect if it `listens`. Raises `LinkError`."""
+        server = LocalServer(self.socket, listens=listens)
         self.socket = server.path
         return server
 
@@ -83,6 +85,7 @@ class RankFiles:
             blackbox=self._make_box(local_rank, incarnation),
             position=None if memory is None else memory.position.path,
             setup=None if memory is None else memory.setup.path,
+            setup_digest=self._setups.get(local_rank, ""),
             marks=None if memory is None else memory.marks.path,
             copies=() if memory is None else memory.copies_at,
             members=shape.members,
@@ -91,9 +94,14 @@ class RankFiles:
 
     def forget(self, local_rank: LocalRank) -> None:
         """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
+        self._setups.pop(local_rank, None)
         memory = self._memory.pop(local_rank, None)
         if memory is not None:
             memory.close()
+
+    def recorded_setup(self, local_rank: LocalRank, digest: str) -> None:
+        """The results of the set-up's collectives are in a file of this digest."""
+        self._setups[local_rank] = digest
 
     def box(self, local_rank: LocalRank, incarnation: int) -> Box | None:
         """The black box of a process that was prepared."""

@@ -4,7 +4,8 @@ Rules:
 
 1. SOCK_SEQPACKET: one message a packet (`system.packets`), and the end of a process is the end of its socket.
 2. The socket is made in a directory of mode 0700, and has no name from then on (`runtime/folders/nameless.py`). The
-   kernel tells the pid of who connects, and that pid counts, not the one that the process says of itself.
+   kernel tells user and pid of who connects. Another user is sent away, and that pid counts, not the one that the
+   process says of itself.
 3. A packet that cannot be decoded is refused; the first of a connection is logged, which stays.
 """
 
@@ -12,18 +13,17 @@ import logging
 import os
 import select
 import socket
-import struct
 from contextlib import suppress
 from pathlib import Path
 
 from taskd.errors import FrameError, LinkError
 from taskd.runtime.folders.nameless import unname
+from taskd.runtime.system.own_sockets import peer_of, refuse_strangers
 from taskd.runtime.system.packets import send_packet
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_from_local, encode
 from taskd.wire.messages import FromLocal, Hello, ToLocal
 
 logger = logging.getLogger(__name__)
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Peer:
@@ -31,8 +31,7 @@ class Peer:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
-        pid, _, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-        self.pid: int = pid
+        self.pid, _ = peer_of(link)
         self.hello: Hello | None = None
         self.refused = 0
         """Packets that could not be decoded."""
@@ -51,27 +50,36 @@ class Peer:
 
 
 class LocalServer:
-    """All sockets of one agent.
+    """All sockets of one agent. With `listens` off nobody can connect: `adopt` adds connections made elsewhere.
 
     Attributes:
         path: by which this user's processes connect.
 
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, listens: bool = True) -> None:
+        self.path = path
+        self._entry, self._named = -1, False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._epoll = select.epoll()
+        self._peers: dict[int, Peer] = {}
+        if listens:
+            self._listen()
+
+    def _listen(self) -> None:
         try:
-            self._listener.bind(str(path))
+            self._listener.bind(str(self.path))
             self._listener.listen(1024)
-            self.path, self._entry = unname(self._listener, path)
+            self.path, self._entry = unname(self._listener, self.path)
+            self._named = self._entry < 0
         except OSError as error:
             self._listener.close()
+            self._epoll.close()
             raise LinkError(
-                f"cannot listen on {path}: {error.strerror}; check the directory, or set TASKD_RUN_DIR to another one"
+                f"cannot listen on {self.path}: {error.strerror}; check the directory, or set TASKD_RUN_DIR to another "
+                "one"
             ) from error
-        self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._peers: dict[int, Peer] = {}
 
     def fileno(self) -> int:
         """Readable when `receive` has something to tell."""
@@ -104,8 +112,9 @@ class LocalServer:
         if self._entry >= 0:
             os.close(self._entry)
             self._entry = -1
-        else:
+        if self._named:
             self.path.unlink(missing_ok=True)
+            self._named = False
 
     def close(self) -> None:
         """Close all."""
@@ -118,10 +127,20 @@ class LocalServer:
                 link, _ = self._listener.accept()
             except OSError:
                 return
-            link.setblocking(False)
-            os.set_inheritable(link.fileno(), False)
-            self._peers[link.fileno()] = Peer(link)
-            self._epoll.register(link, select.EPOLLIN)
+            try:
+                refuse_strangers(link, str(self.path))
+            except PermissionError as error:
+                logger.error("refused a connection: %s", error)
+                link.close()
+                continue
+            self.adopt(link)
+
+    def adopt(self, link: socket.socket) -> None:
+        """Take over a connection to a process."""
+        link.setblocking(False)
+        os.set_inheritable(link.fileno(), False)
+        self._peers[link.fileno()] = Peer(link)
+        self._epoll.register(link, select.EPOLLIN)
 
     def _read(self, peer: Peer) -> list[FromLocal | None]:
         found: list[FromLocal | None] = []

@@ -24,6 +24,7 @@ from typing import Final
 from taskd.core.warm_starts import RESERVE, Warming, wait_s
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.sockets import LocalServer, Peer
+from taskd.runtime.system.installed import only_installed
 from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.messages import Hello, Modules
 from taskd.wire.standbys import Fork, Prepare
@@ -126,6 +127,10 @@ class StandbyPool:
                 self._unsent.append(name)
         if self._ready:
             self._send_modules()
+
+    def import_foreign(self, names: tuple[str, ...]) -> None:
+        """As `import_modules`, of those that another node's ranks have imported and that are installed here."""
+        self.import_modules(only_installed(names))
 
     def _send_modules(self) -> None:
         if self._unsent and self._template is not None:

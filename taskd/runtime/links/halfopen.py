@@ -19,6 +19,8 @@ import struct
 from contextlib import suppress
 from typing import Final
 
+from taskd.runtime.system.descriptors import descriptor_limits
+
 logger = logging.getLogger(__name__)
 
 MOST: Final = 4096
@@ -26,6 +28,8 @@ MOST: Final = 4096
 FLOOD: Final = 100
 """So many silent connections that end within `WINDOW_S` are told of as one thing."""
 WINDOW_S: Final = 10.0
+STARVED_S: Final = 30.0
+_LOOK_S: Final = 1.0
 _LULL: Final = 10
 _SHARE: Final = 4
 _FEWEST: Final = 16
@@ -132,6 +136,40 @@ class HalfOpen:
 def _oldest(table: dict[int, int]) -> tuple[int, int]:
     descriptor = next(iter(table))
     return descriptor, table.pop(descriptor)
+
+
+class Starvation:
+    """Whether this process has no descriptor left for another connection. Reports that once, until it has had some."""
+
+    def __init__(self) -> None:
+        self._looked_s: float | None = None
+        self._starved_s: float | None = None
+        self._told = False
+
+    def is_recent(self, now_s: float) -> bool:
+        """Whether there was none in the last `STARVED_S`: who gave up waiting then is counted only afterwards."""
+        if self._looked_s is None or now_s - self._looked_s >= _LOOK_S:
+            self._looked_s = now_s
+            self._look(now_s)
+        return self._starved_s is not None and now_s - self._starved_s < STARVED_S
+
+    def _look(self, now_s: float) -> None:
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as error:
+            self._starved_s = now_s
+            if not self._told:
+                self._told = True
+                soft, hard = descriptor_limits()
+                logger.warning(
+                    "no descriptor is left for another connection (%s; the limit of this process is %d), expected one "
+                    "for each agent: none comes in until some are closed; raise it (ulimit -n, at most %d here)",
+                    error.strerror,
+                    soft,
+                    hard,
+                )
+        else:
+            self._told = False
 
 
 class Flood:

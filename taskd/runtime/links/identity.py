@@ -10,7 +10,9 @@ Rules:
 3. Two jobs with one secret have nothing in common: no key, and no table of guesses. So a wrong name looks as a wrong
    secret does, and each side names its own job then (`links.py`, `monitor.py`). Without a secret there are no keys, and
    a wrong name is answered with a `Refusal`.
-4. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
+4. The derivation is the same in every version of taskd. So peers of two versions get as far as their first frame,
+   which names its version (`wire/codec.py`); with other keys each would blame the other's secret.
+5. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
    manager alone, and is known to the others by its hash.
 """
 

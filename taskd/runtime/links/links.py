@@ -185,7 +185,12 @@ class _Link:
             return decode(frames[0].bytes)
         except codec.BadFrameError as error:
             self.refuse(error.fault.value, f"a frame from {_peer_host(frames)}", str(error))
+            if error.fault is codec.FrameFault.VERSION:
+                self._met_another_version(error)
             return None
+
+    def _met_another_version(self, error: codec.BadFrameError) -> None:
+        """A peer with our secret is a taskd of another wire version."""
 
     def refuse(self, kind: str, what: str, reason: str) -> bool:
         """Count a refusal; whether it was logged, as the first one of this kind and peer."""
@@ -211,6 +216,8 @@ class ManagerSocket(_Link):
         self._half_open = HalfOpen(least_handshake_bytes(secured=self._secured), most)
         self._connections = Connections(self._monitor, self._half_open, time.monotonic)
         self._gate: zmq.Socket[bytes] | None = None
+        self._speaker = Peer(b"")
+        """Whose message is being read."""
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
@@ -237,7 +244,11 @@ class ManagerSocket(_Link):
     def receive(self) -> list[tuple[Peer, FromAgent]]:
         """All messages that are there now. Never waits, never raises for what a peer did."""
         self._open_gate()
+        starved = self._connections.starved
         for _ in range(self._connections.refused()):
+            if starved:  # perhaps it has given up before it could be let in
+                self.refused[STRANGER] += 1
+                continue
             self.refuse(
                 STRANGER,
                 "a connection",
@@ -246,10 +257,15 @@ class ManagerSocket(_Link):
             )
         messages: list[tuple[Peer, FromAgent]] = []
         for peer, *frames in self._frames():
+            self._speaker = Peer(peer.bytes)
             message = self._decoded(frames, codec.decode_from_agent)
             if message is not None:
-                messages.append((Peer(peer.bytes), message))
+                messages.append((self._speaker, message))
         return messages
+
+    def _met_another_version(self, error: codec.BadFrameError) -> None:
+        """Answer by our own version, which its codec names in its log."""
+        self._send(self._speaker, codec.HEADER)
 
     def send(self, peer: Peer, message: FromManager) -> bool:
         """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
@@ -324,6 +340,7 @@ class AgentSocket(_Link):
         security.check(manager, "connect to")
         super().__init__(zmq.DEALER, security, context)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._manager, self._version_trouble = manager, ""
         self._dial: Dial | WithinProcess = WithinProcess()
         if context is not None:
             self._socket.connect(_INSIDE_ENDPOINT)
@@ -345,13 +362,19 @@ class AgentSocket(_Link):
     @property
     def trouble(self) -> str | None:
         """Why somebody at the manager's address does not serve us; None if nobody is there, or all is well."""
-        return self._dial.trouble
+        return self._version_trouble or self._dial.trouble
 
     def receive(self) -> list[FromManager]:
         """All messages that are there now. Never waits, never raises for what a peer did."""
         self._dial.advance()
         found = (self._decoded(frames, codec.decode_from_manager) for frames in self._frames())
-        return [message for message in found if message is not None]
+        messages = [message for message in found if message is not None]
+        if messages:
+            self._version_trouble = ""
+        return messages
+
+    def _met_another_version(self, error: codec.BadFrameError) -> None:
+        self._version_trouble = f"the manager at {self._manager} is a taskd of another version ({error})"
 
     def send(self, message: FromAgent) -> bool:
         """Send to the manager; False if there is no connection or it does not read (send again at the next change)."""

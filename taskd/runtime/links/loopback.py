@@ -6,6 +6,7 @@ first makes it; it stays, for all jobs of this user that share the run directory
 """
 
 import os
+import re
 import secrets
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -21,6 +22,8 @@ from taskd.runtime.folders.ownfolder import OwnFolder
 _FOLDER: Final = "own"
 _FILE: Final = "loopback"
 _BYTES: Final = 32
+_DIGITS: Final = 2 * _BYTES
+_WHOLE: Final = re.compile(rb"[0-9a-f]{%d}" % _DIGITS)
 
 
 def secured(security: Security, address: Address, run_dir: Path) -> Security:
@@ -49,4 +52,11 @@ def _read_or_make(folder: OwnFolder) -> bytes:
 
 def _read(folder: OwnFolder) -> bytes:
     with open(folder.open(_FILE, os.O_RDONLY), "rb") as file:
-        return file.read()
+        found = file.read(_DIGITS + 1)
+    if _WHOLE.fullmatch(found) is None:
+        what = "a damaged secret" if found else "no secret"
+        raise SecretError(
+            f"{folder.path / _FILE}: found {what} ({len(found)} bytes), expected {_DIGITS} hexadecimal digits; end the "
+            "jobs of this user on this machine, remove the file, and start again: the next job makes a new one"
+        )
+    return found

@@ -21,7 +21,7 @@ from typing import Final
 import zmq
 
 from taskd.config.address import LOOPBACK, Address
-from taskd.runtime.links.halfopen import Flood, HalfOpen
+from taskd.runtime.links.halfopen import Flood, HalfOpen, Starvation
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +74,18 @@ class Connections:
 
     def __init__(self, monitor: "zmq.Socket[bytes]", half_open: HalfOpen, clock: Callable[[], float]) -> None:
         self._monitor, self._half_open, self._clock = monitor, half_open, clock
-        self._flood = Flood(half_open.most)
+        self._flood, self._starvation = Flood(half_open.most), Starvation()
         self._open = 0  # accepted, handshake not done
         self._counted = False  # the failure whose DISCONNECTED comes next is counted already
 
     def close(self) -> None:
         """Bound nothing any more."""
         self._half_open.close()
+
+    @property
+    def starved(self) -> bool:
+        """Whether agents could not be let in lately for want of descriptors."""
+        return self._starvation.is_recent(self._clock())
 
     def refused(self) -> int:
         """How many have ended so since the last call."""
@@ -161,7 +166,10 @@ class Dial:
 
     def _explain(self, event: int, value: int) -> str:
         if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN:
-            return f"who listens at {self._address} does not answer: a manager that hangs, or no manager at all"
+            return (
+                f"who listens at {self._address} does not answer: a manager that hangs or has no descriptor left (its "
+                "log says so), or no manager at all"
+            )
         if event == zmq.Event.DISCONNECTED:
             return (
                 f"who listens at {self._address} is no manager of taskd: set TASKD_MANAGER to the manager's host:port"

@@ -215,7 +215,7 @@ class Manager:
             case Drain():
                 self._drain(peer, message)
             case Modules():
-                self._learn(message.names)
+                self._learn(peer, message.names)
             case NodeStatus():
                 self._hear(peer, message)
             case EvidenceReport():
@@ -244,8 +244,13 @@ class Manager:
             return
         self._perform(self._core.hear_evidence(message.agent_id, message.probe, evidence, time.monotonic()))
 
-    def _learn(self, names: tuple[str, ...]) -> None:
+    def _learn(self, peer: Peer, names: tuple[str, ...]) -> None:
         """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
+        if all(self._peers.get(agent_id) != peer for agent_id in self._core.world.nodes.holders.values()):
+            self._socket.refuse(
+                "modules", "names of modules", "a peer without a place in the job, expected a node of it"
+            )
+            return
         known = len(self._modules)
         for name in sorted(set(names) - self._modules):
             size_bytes = self._modules_bytes + len(name.encode()) + 5

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from taskd.errors import LinkError
 from taskd.runtime.system.hidden import HiddenThread, forget
+from taskd.runtime.system.own_sockets import connect_own
 from taskd.runtime.system.packets import receive_packet
 
 logger = logging.getLogger(__name__)
@@ -28,8 +29,7 @@ class Lifeline:
     """One process's link to its agent, and the hidden thread that listens to it.
 
     Args:
-        path: the agent's socket.
-        agent_pid: the torchrun that listens there, for the error's text.
+        connect: called for each connection; raises `LinkError` if there is no agent.
         hello: the first packet of each connection.
         hear: called on the thread with each packet.
         ended: called on the thread, as the last, when the agent has closed the connection or cannot be reached.
@@ -40,10 +40,13 @@ class Lifeline:
     """
 
     def __init__(
-        self, path: Path, agent_pid: int, hello: bytes, hear: Callable[[bytes], None], ended: Callable[[], None]
+        self,
+        connect: Callable[[], socket.socket],
+        hello: bytes,
+        hear: Callable[[bytes], None],
+        ended: Callable[[], None],
     ) -> None:
-        self._path = path
-        self._agent_pid = agent_pid
+        self._open = connect
         self._hello = hello
         self._hear = hear
         self._ended = ended
@@ -86,17 +89,26 @@ class Lifeline:
             return self._end
 
     def _connect(self) -> "_End":
-        link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        link = self._open()
         try:
-            link.connect(str(self._path))
             link.sendall(self._hello)
         except OSError as error:
             link.close()
             raise LinkError(
-                f"cannot connect to the agent's socket {self._path}: {error.strerror}; expected the torchrun process "
-                f"{self._agent_pid} to listen there"
+                f"the agent has closed its socket at once: {error.strerror}; expected it to listen"
             ) from error
         return _End(link)
+
+
+def to_agent(path: Path, agent_pid: int) -> socket.socket:
+    """Connect to the agent that listens there, which is the torchrun `agent_pid`. Raises `LinkError`."""
+    try:
+        return connect_own(path)
+    except OSError as error:
+        raise LinkError(
+            f"cannot connect to the agent's socket {path}: {error.strerror}; expected the torchrun process "
+            f"{agent_pid} to listen there"
+        ) from error
 
 
 class _End:

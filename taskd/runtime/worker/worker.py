@@ -13,9 +13,11 @@ Rules:
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from taskd.config.worker import WorkerConfig
@@ -23,7 +25,7 @@ from taskd.core.diagnosis.evidence import Standing
 from taskd.core.worker import Break, GiveUp, Input, Report, Wake, Worker, WorkerEvent, WorkerState
 from taskd.errors import LinkError, TaskdError, WireError
 from taskd.runtime.system.processes import stat
-from taskd.runtime.worker.lifeline import Lifeline
+from taskd.runtime.worker.lifeline import Lifeline, to_agent
 from taskd.runtime.worker.stacks import all_stacks, main_stack
 from taskd.wire.accounts import Account, LockSeen
 from taskd.wire.codec import decode_to_local, encode
@@ -40,6 +42,7 @@ from taskd.wire.messages import (
     Release,
     SawNonFinite,
     SelfReport,
+    SetupRecorded,
     Stage,
     ToLocal,
     WorkerReport,
@@ -48,6 +51,8 @@ from taskd.wire.messages import (
 from taskd.wire.state import StateHeld
 
 logger = logging.getLogger(__name__)
+Connect = Callable[[], socket.socket]
+"""Returns a new connection to the agent, or raises `LinkError`."""
 _STANDINGS: Final = {
     WorkerState.SETUP: Standing.STARTING,
     WorkerState.TRAINING: Standing.TRAINING,
@@ -90,7 +95,9 @@ class AbandonedError(TaskdError):
 class WorkerLink:
     """The process's end of the link to its agent."""
 
-    def __init__(self, config: WorkerConfig, modules: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(
+        self, config: WorkerConfig, modules: Callable[[], tuple[str, ...]], connect: Connect | None = None
+    ) -> None:
         self.config = config
         self.pid = os.getpid()
         self._modules = modules
@@ -110,7 +117,8 @@ class WorkerLink:
             incarnation=config.incarnation,
             generation=config.generation,
         )
-        self._line = Lifeline(config.agent_socket, config.agent_pid, encode(hello), self._hear, self._hung_up)
+        connect = connect or partial(to_agent, config.agent_socket, config.agent_pid)
+        self._line = Lifeline(connect, encode(hello), self._hear, self._hung_up)
         self._line.listen()
 
     # ---- the main thread's side
@@ -170,6 +178,10 @@ class WorkerLink:
 
         """
         self._send(Refuses(no_rebuild=no_rebuild, no_newcomer=no_newcomer))
+
+    def recorded_setup(self, digest: str) -> None:
+        """The results of the set-up's collectives are in a file of this digest."""
+        self._send(SetupRecorded(digest=digest))
 
     def saw_non_finite(self, step: int, value: str) -> None:
         """The loss of this step is NaN or infinite, the first of its streak."""
@@ -347,10 +359,15 @@ def start_from_environment(modules: Callable[[], tuple[str, ...]]) -> WorkerLink
     return None if config is None else start(config, modules)
 
 
-def start(config: WorkerConfig, modules: Callable[[], tuple[str, ...]]) -> WorkerLink:
-    """Link this process to the agent that `config` is of. Raises `LinkError`."""
+def start(config: WorkerConfig, modules: Callable[[], tuple[str, ...]], connect: Connect | None = None) -> WorkerLink:
+    """Link this process to the agent that `config` is of. `connect` is used in place of its socket's path.
+
+    Raises:
+        LinkError: the agent cannot be reached.
+
+    """
     global _link  # noqa: PLW0603 - one link per process
-    _link = WorkerLink(config, modules)
+    _link = WorkerLink(config, modules, connect)
     return _link
 
 

@@ -29,7 +29,7 @@ def main() -> None:
     run_dir, job = Path(sys.argv[1]), sys.argv[2]
     ranks, checks, first = map(int, sys.argv[3:])
     files = RankFiles(run_dir, job)
-    server = files.listen()
+    server = files.server(listens=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     children = {}
     try:
