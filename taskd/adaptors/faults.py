@@ -13,7 +13,7 @@ import re
 from typing import Final
 
 from taskd.core.diagnosis.faults import BUILT_IN, ErrorPattern, FaultKind, classify
-from taskd.errors import ConfigError, StatementError
+from taskd.errors import ConfigError
 
 _KINDS: Final = tuple(kind.value for kind in FaultKind)
 _registered: list[ErrorPattern] = []
@@ -46,7 +46,7 @@ def kind_of(error: BaseException) -> FaultKind | None:
     for rule in reversed(_registered):
         if re.search(rule.pattern, line) or any(re.fullmatch(rule.pattern, name) for name in _names(error)):
             return rule.kind
-    return FaultKind.FATAL if isinstance(error, StatementError) else classify(line, BUILT_IN)
+    return FaultKind.FATAL if isinstance(error, ConfigError) else classify(line, BUILT_IN)
 
 
 def last_words(error: BaseException) -> tuple[str, str]:

@@ -144,7 +144,7 @@ def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
     [
         ((None, "", "RuntimeError: by peer [::1]:41234"), (None, "", "RuntimeError: by peer [::1]:5999"), True),
         ((1, "", "ValueError: bad object at 0x7f00ab"), (1, "", "ValueError: bad object at 0x55aa01ff"), True),
-        ((1, "", "IndexError: index 7 is out of bounds"), (1, "", "IndexError: index 8 is out of bounds"), False),
+        ((1, "", "IndexError: index 7 is out of bounds"), (1, "", "IndexError: index 8 is out of bounds"), True),
         ((1, "", "a.py:3 in f: KeyError: 'a'"), (1, "", "a.py:4 in f: KeyError: 'a'"), False),
         ((1, "exit code 1"), (2, "exit code 2"), False),
         ((-9, "signal 9 (SIGKILL)"), (-11, "signal 11 (SIGSEGV)"), False),
@@ -154,7 +154,7 @@ def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
     ],
 )
 def test_which_causes_are_the_same(first: tuple[int, str, str], second: tuple[int, str, str], same: bool) -> None:
-    """Addresses and long numbers in an error do not count, nor what is told of it in words."""
+    """Numbers in an error do not count, nor what is told of it in words."""
     budget = Budget()
     assert not any(budget.charge([Fault(R1, 7, reported(*cause))]).anew for cause in (first, second))
     assert bool(budget.charge([Fault(R1, 7, reported(*first))]).anew) is same
@@ -180,3 +180,98 @@ def test_an_early_end_that_repeats_is_a_bug_whoever_it_was() -> None:
     budget, early = Budget(), Fault(NO_RANK, -1, of("no"), early=True)
     assert [budget.charge([early] * 8).granted for _ in range(3)] == [True, True, False]
     assert "before any step was committed" in budget.charge([early]).reason
+
+
+# ---- the script's own errors
+
+
+def raised(rank: JobRank, error: str = "a.py:3 in train: ValueError: bad batch") -> Fault:
+    return Fault(rank, 7, reported(1, f"exit code 1 at {error}", error), raised=True)
+
+
+def test_an_error_of_the_script_that_fresh_processes_repeat_ends_the_job() -> None:
+    budget = Budget()
+    assert budget.charge([raised(R1)]).granted
+    budget.restarted()
+    refused = budget.charge([raised(R0)])  # whichever rank is heard first
+    assert not refused.granted
+    assert refused.reason.startswith("rank 0 failed at step 7 as a rank did before all processes started anew")
+    assert "a.py:3 in train: ValueError: bad batch" in refused.reason
+    assert budget.spent == 1
+
+
+def test_an_error_of_the_script_has_all_start_anew_at_the_third_time() -> None:
+    budget = Budget()
+    assert [bool(budget.charge([raised(R1)]).anew) for _ in range(3)] == [False, False, True]
+
+
+def test_an_error_at_another_line_or_after_progress_is_another_fault() -> None:
+    budget = Budget()
+    budget.charge([raised(R1)])
+    budget.restarted()
+    assert budget.charge([raised(R1, "a.py:4 in train: ValueError: bad batch")]).granted
+    budget.progressed(8)
+    assert budget.charge([raised(R1)]).granted
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "own"),
+    [
+        ("a.py:3 in train: ValueError: bad batch", "", True),
+        ("a.py:3 in train: ValueError: bad batch", "retry", False),
+        ("a.py:3 in train: ConnectionError: Connection refused by store", "", False),
+        ("a.py:3 in train: RuntimeError: CUDA out of memory", "", False),
+        ("", "", False),
+    ],
+)
+def test_which_errors_are_the_scripts_own(error: str, kind: str, own: bool) -> None:
+    for stage, status in ((Stage.DEAD, 1), (Stage.PAUSED, None)):
+        report = RankStatus(
+            rank=R1, incarnation=0, generation=0, stage=stage, cause=error, status=status, error=error,
+            raised=status is not None, kind=kind,
+        )  # fmt: skip
+        assert of_report(report).own is own
+
+
+def test_small_numbers_tell_the_ranks_of_one_start_apart() -> None:
+    """Three ranks that miss three things are no typo of all; the same rank that misses one of them again is."""
+    budget = Budget()
+
+    def missing(*indexes: int) -> list[Fault]:
+        causes = [reported(1, "exit code 1", f"KeyError: 'GPU {index}'") for index in indexes]
+        return [Fault(NO_RANK, -1, cause, early=True, raised=True) for cause in causes]
+
+    assert budget.charge(missing(0, 1, 2)).granted
+    assert budget.charge(missing(1)).granted
+    assert not budget.charge(missing(2)).granted
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("TransitionError: ENTER, generation 9", "TransitionError: ENTER, generation 11"),
+        ("ValueError: at 2026-11-27 21:16:50.123", "ValueError: at 2026-11-28 01:02:03.4"),
+        ("ValueError: loss nan", "ValueError: loss 1.5e-07"),
+        ("ValueError: request req_9fKq01 failed", "ValueError: request req_Zz77x failed"),
+        ("E: 1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed is busy", "E: 9f8e7d6c-0a0b-4c4d-8e8f-aabbccddeeff is busy"),
+        ("OSError: no '/tmp/tmpabc_defg/x.pt'", "OSError: no '/tmp/tmpqrs_tuvw/x.pt'"),
+        ("OSError: no /data/tmpabcdefgh", "OSError: no /data/tmpijklmnop"),
+        ("/tmp/tmpabc_defg/a.py:3 in f: E: no", "/tmp/tmpqrs_tuvw/a.py:3 in f: E: no"),
+        ("ValueError: shape [1, 2, 3]", "ValueError: shape [4, 5]"),
+    ],
+)
+def test_what_differs_each_time_does_not_count(first: str, second: str) -> None:
+    assert reported(1, "", first) == reported(1, "", second)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("/a/b1.py:3 in f: E: no", "/a/b2.py:3 in f: E: no"),
+        ("a.py:3 in f: E: no", "a.py:13 in f: E: no"),
+        ("ValueError: bad", "TypeError: bad"),
+        ("OSError: no /data/one", "OSError: no /data/two"),
+    ],
+)
+def test_places_classes_and_names_count(first: str, second: str) -> None:
+    assert reported(1, "", first) != reported(1, "", second)

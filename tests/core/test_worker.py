@@ -136,6 +136,15 @@ def test_a_pause_outside_takes_effect_at_the_next_function() -> None:
     assert worker.feed(Input(WorkerEvent.ENTER, step=9, condition=CLEAN)) == [Report(1, Stage.PAUSED, 9, CLEAN)]
 
 
+def test_a_function_that_has_raised_may_be_called_again() -> None:
+    worker = training()
+    assert worker.feed(Input(WorkerEvent.ENTER, step=4, condition=CLEAN)) == [], "its stage is known"
+    assert worker.state is WorkerState.TRAINING
+    worker.feed(Input(WorkerEvent.PAUSE, generation=1))
+    assert worker.feed(Input(WorkerEvent.ENTER, step=4, condition=CLEAN)) == [Report(1, Stage.PAUSED, 4, CLEAN)]
+    assert worker.state is WorkerState.PAUSED
+
+
 @pytest.mark.parametrize("generation", [0, 1])
 def test_an_older_pause_changes_nothing(generation: int) -> None:
     worker = paused()

@@ -17,6 +17,7 @@ from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
 from taskd.errors import ShimError
 from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
+from taskd.wire.text import line
 
 if TYPE_CHECKING:
     from taskd.adaptors.groups.world import GroupWorld
@@ -163,10 +164,25 @@ def prefix_stores(rendezvous: ModuleType) -> None:
     vars(rendezvous)["_create_c10d_store"] = around(rendezvous._create_c10d_store, prefixed)
 
 
-def tell_agent(error: BaseException) -> None:
-    """Say what this process dies of, in the black box too. Of a rank alone: not of a process that it has forked."""
+def tell_agent(error: BaseException, hook: object) -> bool:
+    """Say what this process dies of, in the black box too. Of a rank alone: not of a process that it has forked.
+
+    `hook` would show it. Returns whether that is needless: its predecessor has died of the same in its set-up, and one
+    line has told so.
+    """
+    from taskd.adaptors.torchrun.set_up_ends import FormerEnd, is_stock, with_file
+
     if _recorder is not None:
         _recorder.last_words(error)
     link = _current() if _current is not None else None
-    if link is not None:
-        link.last_words(*last_words(error))
+    if link is None:
+        return False
+    said, kind = last_words(error)
+    said = line(with_file(said, error))
+    link.last_words(said, kind)
+    position = link.config.position
+    former = FormerEnd(position and position.with_name(position.name.replace("position", "failed", 1)))
+    repeated = link.in_set_up and former.is_repeated(error) and is_stock(hook)
+    if repeated:
+        former.tell(error, said, link.config.rank)
+    return repeated

@@ -124,4 +124,14 @@ def _hear(event: str, args: tuple[Any, ...]) -> None:
         return
     error, trace = args[2], args[3]
     if isinstance(error, BaseException) and (trace is None or trace.tb_frame.f_back is None):
-        tell_agent(error)
+        _tell(args[0], error)
+
+
+def _tell(hook: Any, error: BaseException) -> None:
+    try:
+        told = tell_agent(error, hook)
+    except Exception:
+        told = False
+        logger.exception("taskd could not report what the script ends with")
+    if told:
+        raise RuntimeError("told in one line")  # so, by its documentation, an audit hook keeps `sys.excepthook` quiet

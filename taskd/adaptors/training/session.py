@@ -10,8 +10,7 @@ Rules:
 3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
 4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script
    up alone until the first resilient function is reached.
-5. A script that has come to its end waits, for at most `SETTLE_S`, until gloo's threads are idle: torch now and then
-   aborts otherwise, which would be a fault of a rank that had finished. One that fails does not wait.
+5. At the process's end, threads that need the interpreter are waited for (`leaving.py`).
 6. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
 """
 
@@ -19,7 +18,6 @@ import atexit
 import functools
 import logging
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
@@ -33,7 +31,7 @@ from taskd.adaptors.groups.setup_results import Recording, Replay
 from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.groups.wrappers import inside
 from taskd.adaptors.seams.parts import FOR_FREEING
-from taskd.adaptors.training import failures
+from taskd.adaptors.training import failures, leaving
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
@@ -43,6 +41,7 @@ from taskd.adaptors.training.limits.refusals import Refusals, matters, tell_inex
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.script.behind import BehindCommit
+from taskd.adaptors.training.script.nested import only_one
 from taskd.adaptors.training.script.outside import tell_outside
 from taskd.adaptors.training.script.standing import see_standing
 from taskd.adaptors.training.sharding.layout import OwnWrappers, repoint
@@ -57,7 +56,6 @@ from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 
 logger = logging.getLogger(__name__)
-SETTLE_S = 2.0
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -73,6 +71,8 @@ class Runtime:
         self.world = GroupWorld(self.recorder.break_collectives if frees else None, self.recorder.naming)
         self.session: Session | None = None
         """The resilient function that runs."""
+        self.code: object = None
+        """That of the newest one."""
         self._tripwire = Tripwire(self._is_inside, interrupt)
         self.verified = Verified(self.world.groups, self.leave_wait)
         failures.watch(lambda: link.interrupted, self._note_failure)
@@ -173,15 +173,8 @@ def install(
     """
     global _runtime  # noqa: PLW0603 - one per process
     _runtime = Runtime(link, world_size, rebuilt)
-    atexit.register(_settle)  # before the script's own registrations, so it is called after those
+    atexit.register(leaving.settle, _runtime.world, link.pid)  # before the script's own: it is called after those
     return _runtime.world
-
-
-def _settle() -> None:
-    """Keep the interpreter from ending under gloo's threads, in a process whose script has come to its end."""
-    runtime = current()
-    if runtime is not None and runtime.link.outside and not hasattr(sys, "last_value"):
-        runtime.world.settle(SETTLE_S)
 
 
 def current() -> Runtime | None:
@@ -197,6 +190,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
     belongs inside. Works without an agent too: then nothing is recovered.
 
     Raises:
+        ConfigError: another resilient function runs.
         Whatever the function raises that is no fault of the job, or that nobody recovers.
     """
 
@@ -204,11 +198,13 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(function)
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             runtime, recovery = current(), state._recovery
-            if runtime is None:
-                recovery.begin()
-                return function(*args, **kwargs)
-            tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
-            return Session(runtime, recovery).run(lambda: function(*args, **kwargs))
+            with only_one(function, of_process=runtime is not None):
+                if runtime is None:
+                    recovery.begin()
+                    return function(*args, **kwargs)
+                tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
+                session = Session(runtime, recovery, getattr(function, "__code__", function))
+                return session.run(lambda: function(*args, **kwargs))
 
         return run
 
@@ -216,10 +212,12 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 class Session:
-    """One resilient function of this process, over all generations."""
+    """One resilient function of this process, over all generations. `code` tells it from others."""
 
-    def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: Runtime, recovery: StateRecovery, code: object) -> None:
+        again = runtime.link.inside and runtime.code == code  # the script has caught what it was left by
+        runtime.world.section += not again
+        self._runtime, runtime.code = runtime, code
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
@@ -255,10 +253,10 @@ class Session:
         else:
             recovery.begin(self._runtime.rank)
             self._enter_smaller_world()
-            self.backups.forget()
+            if not link.inside:  # else it goes on with the same training
+                self.backups.forget()
         recovery.losses.tell, recovery.on_saved, recovery.saved = link.saw_non_finite, link.tell_again, None
         recovery.parts.meter.recorder = self._runtime.recorder
-        self._runtime.world.section += 1
         self._runtime.end_setup(recovery, self.backups)
         world = self._runtime.world
         name = f"{world.generation}/{world.section}"
@@ -274,7 +272,7 @@ class Session:
             self.recovery.enter_world(runtime.rank, WorldRank(rank), world_size, replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
-        plan = self._link.await_order() if self._link.joins else None
+        plan = None if self._link.inside else self._link.await_order()
         while True:
             result, error = self._attempt(function, plan)
             try:

@@ -72,7 +72,8 @@ def cause(evidence: Evidence, status: int, said: str = "") -> str:
     error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
         text = error.text.partition(_LINE_END)[0][:_TEXT_CHARS]
-        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text not in ("", said) else "") + after
+        twice = said.startswith(text.removesuffix("."))  # the process knows it better, or as well
+        return f"{in_words(status)} at {error.where}" + (f" ({text})" if text and not twice else "") + after
     return in_words(status) + (_cause(evidence, -status) if status < 0 else "") + after
 
 

@@ -143,7 +143,7 @@ def _charge(job: Job, now_s: float, ranks: Collection[JobRank]) -> str:
 
 def _fault(job: Job, rank: JobRank, cause: Cause, now_s: float) -> Fault:
     if not job.failed_to_start(rank, now_s):
-        return Fault(rank, max(job.step, job.case.watch.newest_step()), cause)
+        return Fault(rank, max(job.step, job.case.watch.newest_step()), cause, raised=cause.own)
     status = job.world.ranks[rank].known
     return Fault(JobRank(-1), -1, cause, early=True, raised=cause.raised and status is not None and not status.kind)
 

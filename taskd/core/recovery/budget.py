@@ -5,19 +5,20 @@ Rules:
 1. One recovery costs one restart, whatever number of ranks it replaces and whichever node they are on.
 2. For a rank that fails at the same step with the same cause `repeats` times, with no later step committed between, all
    processes start anew. If it fails so `repeats` times more after such starts, it is a bug in the code and not a fault
-   of the machine: the job ends with that said, however large the budget is.
+   of the machine: the job ends with that said, however large the budget is. An error of the script (`raised`) ends it
+   the first time: the same exception at the same line and step, of any rank, after a start of fresh processes.
 3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
-   step was committed. Of one start they all count if they say the same: a typo strikes every rank, and ends a job of
-   three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it, only
-   the early failures count. Where `--max_restarts` names a number, starts may fail as often as that allows, as under
-   torchrun: what all ranks miss (a mount, a server) may come.
+   step was committed. Of one start they all count if they say exactly the same: a typo strikes every rank, and ends a
+   job of three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it,
+   only the early failures count. Where `--max_restarts` names a number, starts may fail as often as that allows, as
+   under torchrun: what all ranks miss (a mount, a server) may come.
 4. Which causes are the same, `causes.py` says.
 5. With a window, a restart counts until it is `window_s` old. Without one nothing is ever refilled.
 6. A new manager goes on with the count of the former one. The times are not known to it: what it takes over counts
    as spent when it took over, so that losing the manager never gives restarts back.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from taskd.core.recovery.causes import Cause
 from taskd.wire.kinds import JobRank
@@ -37,6 +38,11 @@ class Fault:
     """It ended by itself, soon after its start, before any rank had committed a step. Whose it was does not matter."""
     raised: bool = False
     """By an error of which nobody says that it may pass."""
+
+    @property
+    def key(self) -> "Fault":
+        """By what it is the same as another: the script's own error may strike any rank."""
+        return replace(self, rank=JobRank(-1)) if self.raised else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +112,30 @@ class Budget:
     def _repeated(self, faults: list[Fault]) -> tuple[str, str]:
         """Count the faults. Why one of them is a bug in the job, and why all processes are to start anew; or ""."""
         anew = ""
-        different = dict.fromkeys(faults)
-        for fault in different:
-            common = fault.early and fault.raised and len(different) == 1
-            known = self._seen.get(fault, _Tally())
-            tally = _Tally(known.times + (len(faults) if common else 1), known.anew + (fault in self._met))
-            self._seen[fault] = tally
+        different: dict[Fault, Fault] = {}
+        for fault in faults:
+            different.setdefault(fault.key, fault)
+        alike = len({fault.cause.exact for fault in faults}) == 1
+        for key, fault in different.items():
+            common = fault.early and fault.raised and len(different) == 1 and alike
+            known = self._seen.get(key, _Tally())
+            tally = _Tally(known.times + (len(faults) if common else 1), known.anew + (key in self._met))
+            self._seen[key] = tally
             times = f"{tally.times} times at step {fault.step} with the same cause ({fault.cause.text})"
             if fault.early and tally.times >= self.repeats and self.max_restarts >= DEFAULT_MAX_RESTARTS:
                 return (
                     f"{tally.times} processes failed before any step was committed, within {EARLY_S:g} s of their "
-                    f"start and with the same cause ({fault.cause.text}); that is a bug in the job, not in a machine"
+                    f"start and with the same cause ({fault.cause.text}); that is a bug in the job or "
+                    "its files, not in a machine"
                 ), ""
             if fault.early or fault.step < 0:
                 continue
+            if fault.raised and tally.anew:
+                return (
+                    f"rank {fault.rank} failed at step {fault.step} as a rank did before all processes started anew, "
+                    f"with the same error ({fault.cause.text}); what fresh processes repeat at the same line and step "
+                    "is a bug in the job or its data, not in a machine. Mend it, then start the job again"
+                ), ""
             if tally.anew >= self.repeats:
                 return (
                     f"rank {fault.rank} failed {times}, {tally.anew} of them after all processes had started anew; a "

@@ -3,25 +3,24 @@
 Rules:
 
 1. Causes are equal if their kind, their exit status and their detail are: what is told of them in words counts nowhere.
-2. The detail of an error is the error without what differs each time: addresses and long numbers (ports, process ids,
-   sizes).
+2. The detail of an error is the error without what differs each time (`error_texts.py`): numbers, identifiers,
+   temporary names. `exact` keeps small numbers: an index or a rank may tell the errors of two ranks apart.
 3. What an error is about is read from it once, here: decisions are by the kind.
 """
 
-import re
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
 from taskd.core.diagnosis.conditions import of_a_connection
+from taskd.core.diagnosis.faults import BUILT_IN, classify
+from taskd.core.recovery.error_texts import without_long_numbers, without_what_varies
 from taskd.wire.messages import RankStatus
 
 _OF_ITSELF: Final = -6
 """SIGABRT. torch aborts a process now and then that leaves."""
 _FROM_LAUNCHERS: Final = (-6, -15)
 """What a launcher sends to the others when one has failed, or what comes of it."""
-_VARYING: Final = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
-"""A small number may tell one error from another: an index, a rank."""
 
 
 class CauseKind(Enum):
@@ -51,6 +50,10 @@ class Cause:
     raised: bool = False
     """The process itself has said by what error it ends."""
     detail: str = ""
+    exact: str = field(default="", compare=False)
+    """The detail with the small numbers that the error names."""
+    own: bool = field(default=False, compare=False)
+    """An error of the script, of which nobody knows that it may pass: no connection, no machine explains it."""
 
     @property
     def by_itself(self) -> bool:
@@ -71,8 +74,13 @@ UNKNOWN: Final = Cause(CauseKind.UNKNOWN)
 
 def of_report(report: RankStatus) -> Cause:
     """That of a rank's process, by what its agent reports of it."""
-    status, text, detail = report.status, report.cause, _VARYING.sub("#", report.error)
+    status, text, error = report.status, report.cause, report.error
+    detail, exact = without_what_varies(error), without_long_numbers(error)
+    known = report.kind or of_a_connection(error) or classify(error, BUILT_IN)
     if status is None:
         came_out = CauseKind.CUT_OFF if of_a_connection(text) else CauseKind.CAME_OUT
-        return Cause(came_out if text else CauseKind.UNKNOWN, text, detail=detail)
-    return Cause(CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED, text, status, report.raised, detail)
+        kind = came_out if text else CauseKind.UNKNOWN
+        return Cause(kind, text, detail=detail, exact=exact, own=bool(error) and not known)
+    kind = CauseKind.SIGNALLED if status < 0 else CauseKind.EXITED
+    own = report.raised and bool(error) and not known
+    return Cause(kind, text, status, report.raised, detail, exact, own)

@@ -14,7 +14,8 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Final
 
 from taskd.runtime.system.processes import call_me
@@ -23,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 _EVERY: Final = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """Those that a thread brings upon itself come anyway, and whoever handles them is to see them."""
-_names: Final[dict[int, str]] = {}
+_running: Final[dict[int, "HiddenThread"]] = {}
 
 
 class HiddenThread:
@@ -42,7 +43,7 @@ class HiddenThread:
 
     def _run(self) -> None:
         ident = threading.get_ident()
-        _names[ident] = self.name
+        _running[ident] = self
         call_me(self.name)
         try:
             self._target()
@@ -50,7 +51,7 @@ class HiddenThread:
             logger.exception("taskd's thread %s has failed", self.name)
         finally:
             forget()
-            del _names[ident]
+            del _running[ident]
             self._ended.set()
 
     def is_alive(self) -> bool:
@@ -66,10 +67,19 @@ class HiddenThread:
 def forget() -> None:
     """Take this thread out of `threading`'s list again, if it is a hidden one. To be called when it has logged."""
     ident = threading.get_ident()
-    if ident in _names:
+    if ident in _running:
         vars(threading)["_active"].pop(ident, None)
 
 
 def names() -> dict[int, str]:
     """The names of those that run, by their identifiers."""
-    return dict(_names)
+    return {ident: thread.name for ident, thread in _running.copy().items()}
+
+
+def join(those: Collection[str], limit_s: float) -> bool:
+    """Wait until no thread of these names runs any more; whether that came within `limit_s`."""
+    end_s = time.monotonic() + limit_s
+    threads = [thread for thread in _running.copy().values() if thread.name in those]
+    for thread in threads:
+        thread.join(max(0.0, end_s - time.monotonic()))
+    return not any(thread.is_alive() for thread in threads)

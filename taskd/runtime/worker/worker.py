@@ -144,9 +144,14 @@ class WorkerLink:
         return self._machine.first_commit
 
     @property
-    def outside(self) -> bool:
-        """Whether no resilient function has been entered yet, or the last one was left by all ranks together."""
-        return self._machine.state in (WorkerState.SETUP, WorkerState.RELEASED)
+    def in_set_up(self) -> bool:
+        """Whether no resilient function has been entered yet."""
+        return self._machine.state is WorkerState.SETUP
+
+    @property
+    def inside(self) -> bool:
+        """Whether the resilient function runs, or was left by an exception of the script: no order is awaited."""
+        return self._machine.state in (WorkerState.TRAINING, WorkerState.INTERRUPTED)
 
     def attach(self, breaker: Breaker) -> None:
         """Use this breaker from now on."""
@@ -156,7 +161,9 @@ class WorkerLink:
                 breaker.break_collectives()
 
     def enter(self, step: int, condition: Condition) -> None:
-        """The resilient function is about to be called, or, for a newcomer, the wait for a plan begins."""
+        """The resilient function is about to be called, or the wait for a plan begins (`inside` tells)."""
+        if self.inside:
+            self.last_words("", "")  # the script has caught what it was left by
         self._feed(Input(WorkerEvent.ENTER, step=step, condition=condition))
 
     def raised(self, step: int, condition: Condition, cause: str) -> None:

@@ -1,0 +1,40 @@
+"""The text of an error without what differs each time: by this the same error is known again.
+
+Rules:
+
+1. The place where an error was raised (`file:line in function`) stays: two lines are two errors. Temporary names in it
+   do not count.
+2. In the message no number counts, however it is written, nor any word with a digit in it: process ids, ports, times,
+   shapes, generations, request ids. A list of numbers is as good as one number.
+3. Names that `tempfile` and `mktemp` make, and the first name in a folder of temporary files, do not count.
+"""
+
+import re
+from typing import Final
+
+_PLACE: Final = re.compile(r"^.+?:\d+ in [^\s:]+: ")
+_LONG: Final = re.compile(r"0x[0-9a-fA-F]+|\d{4,}")
+_TEMPORARY: Final = re.compile(
+    r"((?<![\w.])(?:/var)?/tmp|/dev/shm|/run/user)/[^/\s'\":,)]+"
+    r"|(?<![^\W_])tmp[a-z0-9_]{8}(?![^\W_])|(?<!\w)tmp\.\w{6,}"
+)
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
+_NUMBER: Final = re.compile(r"\w*\d(?:[\w.]*\w)?(?:(?<=[eE])[+-]?\d+)?|(?<!\w)(?:nan|inf|NaN|Infinity)(?!\w)")
+_RUN: Final = re.compile(r"[+-]?#(?:[\s.,:;/x×+-]*#)*")
+
+
+def without_what_varies(error: str) -> str:
+    """The error with a `#` for each thing that does not count."""
+    place = _PLACE.match(error)
+    end = place.end() if place is not None else 0
+    message = _UUID.sub("#", _without_temporary(error[end:]))
+    return _without_temporary(error[:end]) + _RUN.sub("#", _NUMBER.sub("#", message))
+
+
+def without_long_numbers(error: str) -> str:
+    """The error with a `#` for each address and each number of four digits or more."""
+    return _LONG.sub("#", error)
+
+
+def _without_temporary(text: str) -> str:
+    return _TEMPORARY.sub(lambda found: f"{found[1]}/#" if found[1] else "#", text)
