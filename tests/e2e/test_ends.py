@@ -65,7 +65,7 @@ def test_a_graceful_stop_comes_to_the_end_of_the_script(make_job: MakeJob, numbe
         assert {path.name for path in job.folder.iterdir()} >= {"model.pt", "behind-0", "behind-1"}, job.output
         assert f"got signal: {number:d}" in job.output
         assert "no manager answers" not in job.output
-    assert seconds["on"] < seconds[None] + 5, seconds
+    assert seconds["on"] < 2 * seconds[None] + 5, seconds  # one after the other, on a machine that may be busy
 
 
 @pytest.mark.thorough

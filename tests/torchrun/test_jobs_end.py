@@ -104,8 +104,8 @@ def test_some_calls_fail(twins: tuple[Twin, Twin], known: Known, tmp_path: Path)
 
 
 @pytest.fixture
-def more(tmp_path: Path) -> Iterator[list[Twin]]:
-    made = [Twin(tmp_path / f"twin-{number}", taskd=True) for number in range(AT_ONCE)]
+def more(run_dir: Path) -> Iterator[list[Twin]]:
+    made = [Twin(run_dir / f"twin-{number}", taskd=True) for number in range(AT_ONCE)]
     for twin in made:
         twin.await_ready()
     yield made
