@@ -89,6 +89,26 @@ def modules_of_two(job: AttackedJob) -> None:
         says(job, [{"type": "Modules", "names": names[:2000]}, {"type": "Modules", "names": names[2000:]}])
 
 
+def imports_for_spares(job: AttackedJob) -> None:
+    """Somebody who has no place names modules; a node that waits for a place is told none of them."""
+    with insider(job) as spare, insider(job) as stranger:
+        spare.send(STATUS)
+        stranger.send({"type": "Modules", "names": ["antigravity", "program", "idlelib.idle"]})
+        stranger.settle()
+        spare.send({**STATUS, "sequence": 2})
+        heard = spare.heard(1.0)
+    assert heard, "the manager does not answer the spare"
+    assert not any(isinstance(message, messages.Modules) for message in heard), heard
+
+
+def another_version(job: AttackedJob) -> None:
+    """A taskd of another build with the job's secret: it is told the manager's version, and nothing else."""
+    with insider(job) as peer:
+        for _ in range(3):
+            peer.send_frame(codec.MAGIC + bytes([codec.WIRE_VERSION + 1]) + msgspec.msgpack.encode(STATUS))
+            assert peer.frame() == codec.HEADER
+
+
 def forged(job: AttackedJob) -> None:
     """Reports under the name of the node that trains: it leaves, and its ranks are dead."""
     (node,) = {event["agent_id"] for event in job.events if "agent_id" in event} or {"0123456789abcdef"}
@@ -125,7 +145,11 @@ INSIDERS = (
     one("a generation from the far future", {**STATUS, "generation": 2**31}, log=""),
     Attack("every edge of every field", "a node of the job", every_edge),
     Attack("10,000 random messages", "a node of the job", random_messages),
-    Attack("modules of two nodes", "a node of the job", modules_of_two),
+    Attack("modules of two nodes", "a node of the job", modules_of_two, log="refused names of modules"),
+    Attack("modules for spares to import", "a node of the job", imports_for_spares, log="refused names of modules"),
+    Attack(
+        "another wire version", "a node of the job", another_version, log=f"wire version {codec.WIRE_VERSION + 1}, this"
+    ),
     Attack("reports under another's name", "a node of the job", forged, log="it speaks for another agent"),
     Attack("garbage with the secret", "a node of the job", garbage),
     Attack("100,000 refused messages", "a node of the job", flood, log=REFUSED),

@@ -1,9 +1,11 @@
 """Attacks over the network, and by other users of the machine: they know no secret and own no file of the job."""
 
 import os
+import resource
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from contextlib import suppress
 from datetime import timedelta
@@ -17,12 +19,14 @@ from taskd.wire.messages import Directive, Order
 from tests.attacks.job import WRONG_SECRET, Attack, AttackedJob, reachable
 from tests.attacks.peers import STATUS, Insider
 from tests.attacks.silence import SILENT, recover_among_silent_ones, start_anew_among_silent_ones
+from tests.launch import free_port
 
 _NETWORK, _OTHER = "the network", "another user"
 ELSEWHERE = "127.0.0.2"
 """This machine by another address than the one that is meant: as the network reaches it."""
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
 STRANGER = "refused a connection"
+STARVED = "no descriptor is left for another connection"
 
 
 def noise(job: AttackedJob) -> None:
@@ -69,6 +73,43 @@ def taskds_store_is_not_there(job: AttackedJob) -> None:
     ports = job.ports()
     hidden = [port for port in ports if not reachable(ELSEWHERE, port)]
     assert len(hidden) == 2, f"of the ports {ports} {hidden} do not answer at {ELSEWHERE}, expected two"
+
+
+def starve(job: AttackedJob) -> None:
+    """The manager has no descriptor left while strangers connect and give up; then it has some again."""
+    assert job.manager is not None
+    pid = job.manager.pid
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, hard))
+    for _ in range(10):
+        socket.create_connection((job.address.host, job.address.port), 5.0).close()
+    manager = job.manager
+    job.wait(lambda: STARVED in job.launcher.output(manager), "a line of the manager")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    strangers_are_heard(job)
+    assert STRANGER not in job.launcher.output(manager), "the secret is blamed"
+
+
+def strangers_are_heard(job: AttackedJob) -> None:
+    """The manager takes connections again: who holds the secret is answered."""
+    peer = Insider(job.address)
+    peer.settle()
+    peer.close()
+
+
+def empty_secret(job: AttackedJob) -> None:
+    """The file by which this user's processes know each other was emptied: no manager starts with what all know."""
+    own = job.run_dir / f"own-{os.getuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (own / "loopback").write_bytes(b"")
+    words = [sys.executable, "-m", "taskd", "manager", "--nodes", "1", "--procs-per-node", "2"]
+    env = {name: str(value) for name, value in job.environment().items() if value is not None}
+    env = {**os.environ, **env, "TASKD_MANAGER_PORT": str(free_port())}
+    ran = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30, check=False)
+    (own / "loopback").unlink()
+    assert ran.returncode, "the manager has started"
+    assert "found no secret (0 bytes), expected 64 hexadecimal digits" in ran.stderr, ran.stderr
+    assert "Traceback" not in ran.stderr, ran.stderr
 
 
 def listen_first(job: AttackedJob, secret: str | None) -> None:
@@ -187,6 +228,8 @@ OUTSIDERS = (
         manager=False, in_place=False, log="refused our secret, or has none.*TASKD_RUN_DIR; taskd keeps trying",
     ),
     Attack("another user looks around", _OTHER, look_around),
+    Attack("a manager without descriptors", _NETWORK, starve, log=STARVED),
+    Attack("an empty secret file", "the same user", empty_secret, manager=False),
     Attack(
         "a run directory of a neighbour", _OTHER, untouched, prepare=made_first, manager=False, in_place=False,
     ),

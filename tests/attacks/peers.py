@@ -42,6 +42,18 @@ class Insider:
         """Any bytes."""
         self._dealer.send(frame)
 
+    def frame(self) -> bytes:
+        """The next frame that the manager sends."""
+        assert self._dealer.poll(int(1000 * _LIMIT_S)), "the manager says nothing"
+        return self._dealer.recv()
+
+    def heard(self, seconds: float) -> list[object]:
+        """All that the manager has said, until it says nothing for so long."""
+        found: list[object] = []
+        while self._dealer.poll(int(1000 * seconds)):
+            found.append(codec.decode_from_manager(self._dealer.recv()))
+        return found
+
     def settle(self) -> None:
         """Wait until the manager has taken all that was sent before: it answers a question that comes after it.
 

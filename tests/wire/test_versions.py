@@ -36,18 +36,20 @@ def shown(*fields: object, tag: str = "A", array_like: bool = False) -> str:
 
 
 def test_the_record_shows_every_kind_of_change() -> None:
-    first = shown(("x", Annotated[int, Meta(le=9)], 1), ("y", str))
+    x, y = ("x", Annotated[int, Meta(le=9)], 1), ("y", str, "")
+    first = shown(x, y)
     others = [
-        shown(("x", Annotated[int, Meta(le=8)], 1), ("y", str)),
-        shown(("x", Annotated[int, Meta(le=9)], 2), ("y", str)),
-        shown(("x", Annotated[float, Meta(le=9)], 1), ("y", str)),
-        shown(("z", Annotated[int, Meta(le=9)], 1), ("y", str)),
-        shown(("y", str), ("x", Annotated[int, Meta(le=9)], 1)),
-        shown(("x", Annotated[int, Meta(le=9)], 1), ("y", str), ("z", int, 0)),
-        shown(("x", Annotated[int, Meta(le=9)], 1), ("y", str), tag="B"),
-        shown(("x", Annotated[int, Meta(le=9)], 1), ("y", str), array_like=True),
-        shown(("x", Annotated[int, Meta(le=9)], 1), ("y", messages.Order)),
-        shown(("x", Annotated[int, Meta(le=9)], 1), ("y", tuple[str, ...])),
+        shown(("x", Annotated[int, Meta(le=8)], 1), y),
+        shown(("x", Annotated[int, Meta(le=9)], 2), y),
+        shown(("x", Annotated[float, Meta(le=9)], 1), y),
+        shown(("x", Annotated[int, Meta(le=9)]), y),
+        shown(("z", Annotated[int, Meta(le=9)], 1), y),
+        shown(y, x),
+        shown(x, y, ("z", int, 0)),
+        shown(x, y, tag="B"),
+        shown(x, y, array_like=True),
+        shown(x, ("y", messages.Order, messages.Order.RUN)),
+        shown(x, ("y", tuple[str, ...], ())),
     ]
     assert first not in others
     assert len(set(others)) == len(others)

@@ -97,7 +97,11 @@ class Door:
         self._listener.close()
 
     def _accept(self) -> None:
-        link, _ = self._listener.accept()
+        try:
+            link, _ = self._listener.accept()
+        except OSError as error:
+            logger.debug("a process that asks for a rank cannot be let in: %s", error)
+            return
         try:
             refuse_strangers(link, "the agent of a rank")
         except PermissionError as error:
@@ -182,15 +186,15 @@ def _proof(key: bytes, of: bytes, numbers: bytes) -> bytes:
     return hmac.digest(key, of + numbers, "sha256")
 
 
-def _connect(name: str) -> socket.socket | None:
-    """The connection to who listens there; None for nobody, and for another user, whom one line names."""
+def _connect(name: str, level: int = logging.WARNING) -> socket.socket | None:
+    """The connection to who listens there; None for nobody, and for another user, whom a line of this level names."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.settimeout(0)  # a stranger may let its queue fill: who connects would wait for ever
     try:
         link.connect(_address(name))
         refuse_strangers(link, "a name of this rank's agent")
     except PermissionError as error:
-        logger.warning("a name of this rank's agent is taken: %s; another name is used", error.strerror)
+        logger.log(level, "a name of this rank's agent is taken: %s; another name is used", error.strerror)
     except OSError:
         pass
     else:
@@ -219,7 +223,7 @@ def _listen(names: Sequence[str]) -> socket.socket:
 
 
 def _refuse_another(name: str) -> None:
-    link = _connect(name)
+    link = _connect(name, logging.INFO)  # the rank's process warns
     if link is not None:
         pid, _ = peer_of(link)
         link.close()

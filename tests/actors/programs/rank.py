@@ -1,9 +1,14 @@
-"""A rank that nobody of taskd's has started. Arguments: the ticket's file, rank, port, thread, and where it dies."""
+"""A rank that nobody of taskd's has started.
+
+Arguments: the ticket's file, rank, port, thread, where it dies, and perhaps a file: before that is there, it says by
+another beside it that it waits, at step `WAITS`.
+"""
 
 import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -12,10 +17,10 @@ import torch.distributed as dist
 import taskd
 from taskd.api.actors import Ticket
 
-STEPS = 12
+STEPS, WAITS = 12, 4
 
 
-def main(ticket_file, rank, port, kills):
+def main(ticket_file, rank, port, kills, until):
     agent = taskd.agent(Ticket.from_json(Path(ticket_file).read_text()), rank)
     print("joins" if agent.joins else "begins", flush=True)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=agent.world_size)
@@ -29,6 +34,10 @@ def main(ticket_file, rank, port, kills):
     @taskd.resilient(state)
     def train():
         while state.step < STEPS:
+            if until and state.step == WAITS:
+                Path(f"{until}-{rank}").touch()
+                while not Path(until).exists():
+                    time.sleep(0.02)
             optimizer.zero_grad()
             loss = model(torch.randn(8, 4)).square().mean()
             loss.backward()
@@ -48,6 +57,7 @@ if __name__ == "__main__":
         int(sys.argv[2]),
         int(sys.argv[3]),
         {int(step) for step in sys.argv[5].split(",") if step},
+        *(sys.argv[6:] or [""]),
     )
     if sys.argv[4] == "thread":
         thread = threading.Thread(target=main, args=arguments)
