@@ -115,6 +115,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         runtime = self._taskd_ask(worker_group)
         if runtime is None:
+            self._taskd_candidate = False  # torchrun itself forms this world, and starts its ranks
             super()._rendezvous(worker_group)
             return
         self._taskd_await_check(worker_group.spec, runtime)

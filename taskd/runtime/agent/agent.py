@@ -334,13 +334,13 @@ class NodeAgent:
             self._link.refuse("order", "a directive", odd)
             return
         self._job.learn(directive)
-        if self._identity is None:
-            return  # not ready for a place; it is told again
         if self._stock:
             self._stock = False
             if self._warned:
                 logger.warning("the manager answers: taskd recovers again")
             self._ranks.manage()
+        if self._identity is None:
+            return  # not ready for a place; it is told again
         self._files.records = directive.records
         if directive.order is Order.RUN:
             self._pool.refill()
