@@ -5,7 +5,8 @@ Rules:
 1. A scene reads its lines from README.md, `examples/train_start.sh` and docs/strategies/recover.md. Only numbers,
    addresses and the script are its own.
 2. The words `taskd`, `torchrun` and `python` are those of this environment, by PATH.
-3. `MACHINE` are the variables of the machine that several nodes share here. No page needs to show them.
+3. `MACHINE` are the variables of the machine that several nodes share here, and of scripts that import `tests`. No page
+   needs to show them.
 """
 
 import os
@@ -20,7 +21,7 @@ from tests.e2e.job import ROOT, no_outer_job
 from tests.harness.pages import FENCE
 
 MASTER_PORT: Final = 29500
-MACHINE: Final = frozenset({"PATH", "OMP_NUM_THREADS"})
+MACHINE: Final = frozenset({"PATH", "OMP_NUM_THREADS", "PYTHONPATH"})
 _README: Final = (ROOT / "README.md").read_text()
 _START: Final = (ROOT / "examples" / "train_start.sh").read_text()
 _RECOVER: Final = (ROOT / "docs" / "strategies" / "recover.md").read_text()
@@ -39,6 +40,15 @@ def manager(nodes: int, procs_per_node: int) -> list[str]:
     words = shlex.split(line)
     assert numbers.keys() <= set(words), f"the README starts the manager with other options: {line}"
     return [numbers.get(before, word) for before, word in zip(["", *words], words, strict=False)]
+
+
+def manager_program(nodes: int, procs_per_node: int) -> str:
+    """`examples/manager.py` for a job of this size."""
+    text = (ROOT / "examples" / "manager.py").read_text()
+    for name, number in (("node_nums", nodes), ("proc_per_node", procs_per_node)):
+        text, count = re.subn(rf"^{name}=\d+", f"{name}={number}", text, flags=re.MULTILINE)
+        assert count == 1, f"manager.py sets {name} {count} times"
+    return text
 
 
 def static(

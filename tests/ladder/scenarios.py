@@ -180,6 +180,9 @@ def comes_back(job: LadderJob) -> None:
     time.sleep(3)  # how long the node needs
     job.start_torchrun(job.nodes[1], 1)
     job.await_event("recovered")
+    for node, ranks in ((job.nodes[0], "new_ranks=none kept_ranks=0"), (job.nodes[1], "new_ranks=1 kept_ranks=none")):
+        log = job.folder / f"output-{node.name}"
+        job.wait(lambda log=log, ranks=ranks: ranks in log.read_text(), f"{ranks} in the log of {node.name}")  # type: ignore[misc]
 
 
 def partition(job: LadderJob) -> None:

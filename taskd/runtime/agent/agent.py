@@ -298,13 +298,12 @@ class NodeAgent:
                 assert_never(message)
 
     def _hear_report(self, peer: Peer, report: WorkerReport) -> None:
-        if (rank := self._processes.rank_of(peer)) is None:
-            return
-        self._perform_all(self._node.report(rank, report))
-        if report.stage is Stage.COMMITTED:
-            self._warmup.committed(peer)
-        if self._stock and report.stage in (Stage.PAUSED, Stage.FINISHED):
-            peer.send(Abandon(reason="no manager answers"))
+        if (rank := self._processes.rank_of(peer)) is not None:
+            self._perform_all(self._node.report(rank, report))
+            if report.stage is Stage.COMMITTED:
+                self._warmup.committed(peer)
+        if (self._stock or rank is None) and report.stage in (Stage.PAUSED, Stage.FINISHED):
+            peer.send(Abandon(reason="no manager answers" if rank is not None else "another process is this rank"))
 
     def _hear_manager(self, message: FromManager) -> None:
         self._timeout.renew()
@@ -341,7 +340,7 @@ class NodeAgent:
             self._ranks.manage()
         if self._identity is None:
             return  # not ready for a place; it is told again
-        self._files.records = directive.records
+        self._ranks.follow(self._node, directive, elsewhere=self._manager is None)
         if directive.order is Order.RUN:
             self._pool.refill()
         self._perform_all(self._node.obey(directive))
