@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 from taskd.adaptors.torchrun import entry
-from taskd.adaptors.torchrun.command import NUMA_REASON, START, parse_command
+from taskd.adaptors.torchrun.command import NUMA_REASON, injection, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
 from taskd.adaptors.torchrun.isolation import isolated
@@ -31,7 +31,7 @@ from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
-from taskd.config.process import environment, hand_down, profile_nccl, starting_with, withhold
+from taskd.config.process import environment, hand_down, profile_nccl, withhold
 from taskd.config.settings import DESCRIPTORS, SECRET, SIGCHLD_IGNORED
 from taskd.core.descriptors import needed_descriptors, plan_descriptors
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
@@ -225,8 +225,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         for local_rank, command in commands.items():
             own = variables[local_rank]
             envs[local_rank].update(own | mark_round(this_round, own.get("TASKD_GENERATION", "0")))
-            if command.python:
-                envs[local_rank].update(starting_with(START, environment() | envs[local_rank]))
+            envs[local_rank].update(injection(command, environment() | envs[local_rank]))
         self._taskd_commands = commands
         reasons = [command.reason for command in commands.values() if not command.python]
         if given.get("numa_options") is not None:
