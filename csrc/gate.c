@@ -277,7 +277,7 @@ __attribute__((constructor)) static void gate(void)
     if (!next_sigaction)
         find_libc();
     const char *box = is_on("TASKD_PROCESS_ENABLE") ? value_of("TASKD_BLACKBOX") : NULL;
-    if (box && *box && is_python())
+    if (box && *box && is_python() && !value_of("TASKD_WRAPPED"))   /* of a wrapper's processes one is the rank: start.py */
         arm(box);
     set_errno(saved);
 }

@@ -4,7 +4,8 @@ Rules:
 
 1. SIGTERM and SIGINT end it cleanly, from before anybody can see that it listens. What is ignored (SIGINT, in a job
    behind `&`) stays ignored.
-2. Where nobody has configured logging, taskd's own records go to stderr, so that no error is lost.
+2. A manager of several nodes that only its own machine reaches says so, however it was started.
+3. Where nobody has configured logging, taskd's own records go to stderr, so that no error is lost.
 """
 
 import logging
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from taskd.config.address import Address
 from taskd.config.manager import ManagerConfig
 
+logger = logging.getLogger(__name__)
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -27,6 +29,13 @@ def serve(config: ManagerConfig, stop: threading.Event, announce: Callable[[Addr
     raise_descriptor_limit()
     manager = Manager(config, stop=stop)
     announce(manager.address)
+    if config.policy.node_count > 1 and manager.address.is_loopback:
+        logger.warning(
+            "only this machine reaches %s, and the job has %d nodes: for nodes elsewhere give a secret (TASKD_SECRET "
+            "or TASKD_SECRET_FILE, the same on every node), and name no host to listen on",
+            manager.address,
+            config.policy.node_count,
+        )
     manager.run()
 
 

@@ -11,7 +11,6 @@ Rules:
 """
 
 import argparse
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -30,7 +29,6 @@ from taskd.config.rundir import run_dir
 from taskd.config.schema import Setting
 from taskd.errors import ConfigError, TaskdError
 
-logger = logging.getLogger(__name__)
 _EPILOG: Final = """\
 One manager serves one job, on any machine that all its nodes reach: most often the first node. Tell the nodes where it
 is with TASKD_MANAGER=HOST:PORT; without that they look on the host of MASTER_ADDR, at port 9601. It ends with the job,
@@ -73,13 +71,6 @@ def _announce(config: ManagerConfig, address: Address) -> None:
     nodes, ranks = config.policy.node_count, config.policy.ranks_per_node
     size = f"{nodes} {'node' if nodes == 1 else 'nodes'} with {ranks} {'rank' if ranks == 1 else 'ranks'} each"
     print(f"manager of job {config.job_id}, {size}, listens on {address}", flush=True)
-    if nodes > 1 and address.is_loopback:
-        logger.warning(
-            "only this machine reaches %s, and the job has %d nodes: for nodes elsewhere give a secret (TASKD_SECRET "
-            "or --secret-file, the same on every node), and leave --host out",
-            address,
-            nodes,
-        )
 
 
 def _keys(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, object]:

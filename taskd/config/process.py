@@ -2,12 +2,13 @@
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from taskd.config.schema import Reader, Setting
-from taskd.config.settings import DESCRIPTORS, ENABLED, PRELOAD_KEEP, SETTINGS, SIGCHLD_IGNORED
+from taskd.config.settings import DESCRIPTORS, ENABLED, PRELOAD_KEEP, SETTINGS, SIGCHLD_IGNORED, WRAPPED
 
 RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
@@ -94,9 +95,23 @@ def forget_start(directory: str) -> None:
         os.environ.pop(_PATH, None)
 
 
+def wrapped_by(interpreter: str) -> dict[str, str]:
+    """Variable for the processes of a wrapper: those of this interpreter (`own_interpreter`) may be the rank."""
+    return {WRAPPED.name: interpreter}
+
+
+def is_wrapped() -> bool:
+    """Whether a wrapper that torchrun has started may have started this process."""
+    return WRAPPED.name in os.environ
+
+
+def own_interpreter() -> str:
+    """A name of this interpreter and of what is installed for it. `python/start/sitecustomize.py` compares it."""
+    return f"{sys.implementation.cache_tag}:{sys.prefix}"
+
+
 def _without(directory: str, path: str) -> str:
-    first, _, rest = path.partition(os.pathsep)
-    return rest if first == directory else path
+    return os.pathsep.join(entry for entry in path.split(os.pathsep) if entry != directory)
 
 
 def preload_with(gate: Path) -> dict[str, str]:

@@ -303,6 +303,10 @@ DESCRIPTORS = Setting(
     "TASKD_DESCRIPTORS", None, Format.WHOLE, None, _WORKER,
     "Soft limit of descriptors that the process gets back, where the agent has raised its own.", 0, 2**63 - 1,
 )  # fmt: skip
+WRAPPED = Setting(
+    "TASKD_WRAPPED", None, Format.TEXT, None, _WORKER,
+    "Interpreter of torchrun, where a wrapper (`--no-python`) starts the rank. Another interpreter takes no part.",
+)  # fmt: skip
 SIGCHLD_IGNORED = Setting(
     "TASKD_SIGCHLD_IGNORED", None, Format.WHOLE, None, _WORKER,
     "1: torchrun was started with SIGCHLD ignored, so its ranks ignore it too.", 0, 1,

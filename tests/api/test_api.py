@@ -54,6 +54,22 @@ def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
     assert "Traceback" not in err
 
 
+def test_a_manager_of_several_nodes_that_nobody_reaches_says_so(run_dir):
+    """As `taskd manager` does: without a secret it listens on loopback alone."""
+    program = "import sys; sys.argv = ['manager.py']\n" + (ROOT / "examples" / "manager.py").read_text()
+    env = environment(TASKD_MANAGER_PORT="0", TASKD_RUN_DIR=str(run_dir))
+    arguments = [sys.executable, "-u", "-c", program.replace("node_nums=1 ", "node_nums=2 ")]
+    with subprocess.Popen(arguments, env=env, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = [process.stderr.readline() for _ in range(2)]
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+        finally:
+            process.kill()
+    assert "listens on 127.0.0.1:" in said[0]
+    assert "and the job has 2 nodes: for nodes elsewhere give a secret (TASKD_SECRET or TASKD_SECRET_FILE" in said[1]
+
+
 def test_connections_that_say_nothing_take_no_place_of_agents(run_dir):
     """More of them than the limit that the shell has set."""
     address = Address(LOOPBACK, free_port())

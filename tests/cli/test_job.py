@@ -209,6 +209,19 @@ def test_kept_boxes_tell_how_their_processes_have_ended(records, start, blackbox
     assert (one["pid"], one["how"], one["step"], one["readable"]) == (worker.pid, "exit code 3", 41, True)
 
 
+def test_the_dead_of_an_earlier_job_of_this_name_are_not_shown(records, start, document, run_dir) -> None:
+    job = records()
+    boxes = job.folder / "boxes"
+    boxes.mkdir()
+    worker, path = start("sys.exit(3)")
+    worker.wait(20)
+    for rank in (2, 3):
+        (boxes / f"rank-{rank}-incarnation-0.box").write_bytes(path.read_bytes())
+    began_s = document(run_dir)["job"]["started_unix_s"]
+    os.utime(boxes / "rank-2-incarnation-0.box", (began_s - 60, began_s - 60))
+    assert [box["rank"] for box in document(run_dir)["boxes"]] == [3]
+
+
 def test_damaged_lines_are_counted_and_skipped(records, blackbox, document, run_dir) -> None:
     job = records()
     for raw in DAMAGED[:5]:

@@ -6,6 +6,7 @@ import pytest
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import AskCluster, AskKernel, Note, Phase
+from taskd.core.recovery.record import CAME_BACK
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Condition, Order, Place, Stage
 from tests.core.driver import Job
@@ -47,7 +48,7 @@ def test_a_spare_gets_the_place_of_a_lost_node_at_once() -> None:
     job.paused(newcomers=(2, 3)).recovered()
     record = job.successes[0].record
     assert (record.decision.strategy, set(record.processes.kept)) == (Strategy.RECOVER, {0, 1, 4, 5})
-    assert record.decision.reason.startswith("rank 2, 3 moves to another node, all others stay")
+    assert record.decision.reason.startswith("ranks 2, 3 move to another node, all others stay")
     assert job.core.job.budget is not None
     assert job.core.job.budget.spent == 1
 
@@ -78,6 +79,9 @@ def test_a_node_that_comes_back_in_time_goes_on_with_its_own_processes() -> None
     job.say(2, Stage.PAUSED)
     job.say(3, Stage.PAUSED)
     assert (job.order, job.incarnations) == (Order.JOIN, [0] * 6)
+    record = job.recovered().successes[0].record
+    assert (len(record.processes.replaced), len(record.processes.kept)) == (0, 6)
+    assert record.decision.reason == CAME_BACK, "no rank has moved"
 
 
 def test_the_candidate_that_was_meant_for_the_place_is_preferred() -> None:

@@ -1,5 +1,6 @@
 """Play the ladder: `python -m tests.ladder --json`, or some scenarios by a part of their names: `--only drain`."""
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from tests.playing import Play, main
 
 
 def prepare(root: Path) -> Play[Scenario]:
-    """The same training without a fault comes first: its weights are what every scenario must end with."""
-    wanted = undisturbed(root / "undisturbed")
+    """Run the same training without a fault once for each size: every scenario must end with its weights."""
+
+    @functools.cache
+    def wanted(ranks: int) -> str:
+        return undisturbed(root / f"undisturbed-{ranks}", ranks)
 
     def play(scenario: Scenario, folder: Path) -> tuple[dict[str, Any], str]:
         found = line(scenario, *perform(scenario, folder, wanted))

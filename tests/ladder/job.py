@@ -3,20 +3,20 @@
 Rules:
 
 1. A place is a torchrun with that `--node_rank`; more of them than the manager has places are spares.
-2. The manager is found by the name `manager`, which stands for whatever node it runs on. It alone is told where
-   checkpoints go.
+2. Each node types what the pages show (`tests/typed.py`). Agents find the manager by `--master_addr`, the name `head`,
+   which stands for whatever node the manager runs on.
 3. All that is judged comes from the job's own journal, from its outcome, and from the passes that its ranks count.
 """
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.job import ROOT, Job
+from tests import typed
+from tests.e2e.job import ROOT
 from tests.launch import environment
 from tests.nodes import Node, Nodes
 
@@ -24,6 +24,7 @@ PLACES = 3
 STEPS = 260
 STEP_MS = 20
 SECRET = "the ladder's own: 0123456789"
+HEAD = "head"
 RANK = Path(__file__).with_name("rank.py")
 LIMIT_S = 120.0
 LOOK_S = 0.05
@@ -54,10 +55,7 @@ class LadderJob:
         self.places, self.steps, self.options, self.dynamic = places, steps, tuple(options), dynamic
         self.expected = places + spares
         self.run_dir = folder / "run"
-        self.checkpoints = folder / "checkpoints"
-        foreign = Job(None, folder, places).environment()  # type: ignore[arg-type] # it starts nothing
-        own = {"TASKD_SECRET": SECRET, "TASKD_MANAGER": "manager:9601", "GLOO_SOCKET_IFNAME": "eth0"}
-        self.env: dict[str, str | None] = {**foreign, "TASKD_RUN_DIR": str(self.run_dir), **own, **(env or {})}
+        self.env: dict[str, str | None] = {**typed.machine(), "TASKD_SECRET": SECRET, **(env or {})}
         self.torchruns: dict[int, Process] = {}
         self.managers: list[Process] = []
 
@@ -70,28 +68,34 @@ class LadderJob:
 
     def start_manager(self, node: Node) -> Process:
         """A manager there, which everybody finds."""
-        self.nodes.rename("manager", node)
-        program = self.folder / "manager.py"
-        keys: dict[str, object] = {"job_id": "default", "node_nums": self.places, "proc_per_node": 1}
-        keys["checkpoint_dir"] = str(self.checkpoints)
-        program.write_text(
-            "import sys\n"
-            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
-            f"sys.exit(0 if init_taskd_manager({keys}) and start_taskd_manager() else 1)\n"
-        )
-        self.managers.append(node.start(["python", program], env=self.env, output=self.folder / "output-manager"))
+        self.nodes.rename(HEAD, node)
+        command = typed.manager(self.places, 1)
+        env = {**self.env, "TASKD_RUN_DIR": str(self.run_dir)}
+        self.managers.append(node.start(command, env=env, output=self.folder / "output-manager"))
         return self.managers[-1]
 
     def start_torchrun(self, node: Node, node_rank: int) -> Process:
         """One more torchrun of the job, with the job's own line."""
-        out = self.folder / "out.json"
-        command: list[str | Path] = ["python", "-m", "torch.distributed.run", f"--nnodes={self.expected}"]
-        first = self.nodes[0].address
-        static = [f"--node_rank={node_rank}", f"--master_addr={first}", "--master_port=29500"]
-        dynamic = ["--rdzv_backend=c10d", f"--rdzv_endpoint={first}:29500", "--rdzv_id=ladder"]
-        command += ["--nproc_per_node=1", *(dynamic if self.dynamic else static)]
-        command += ["--max_restarts=32767", *self.options, RANK, self.folder]
-        command += ["--steps", str(self.steps), "--step-ms", str(STEP_MS), "--out", out]
+        program: list[str | Path] = [RANK, self.folder, "--steps", str(self.steps), "--step-ms", str(STEP_MS)]
+        program += ["--out", self.folder / "out.json"]
+        if self.dynamic:
+            command = typed.dynamic(
+                program,
+                nnodes=str(self.expected),
+                procs_per_node=1,
+                manager_host=HEAD,
+                store_host=self.nodes[0].name,
+                options=self.options,
+            )
+        else:
+            command = typed.static(
+                program,
+                node_rank=node_rank,
+                nnodes=self.expected,
+                procs_per_node=1,
+                master_addr=HEAD,
+                options=self.options,
+            )
         process = node.start(command, env=self.env, output=self.folder / f"output-{node.name}", cwd=ROOT)
         self.torchruns[node.number] = process
         return process
@@ -160,12 +164,12 @@ class LadderJob:
         return found
 
 
-def undisturbed(folder: Path) -> str:
+def undisturbed(folder: Path, ranks: int = PLACES) -> str:
     """The weights' SHA-256 of the same training under plain torchrun, taskd off, on this machine itself."""
     folder.mkdir()
-    env = {**Job(None, folder, PLACES).environment(), "TASKD_PROCESS_ENABLE": None}  # type: ignore[arg-type] # starts nothing
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={PLACES}"]
-    command += [str(RANK), str(folder), "--steps", str(STEPS), "--out", str(folder / "out.json")]
+    command: list[str | Path] = ["torchrun", "--standalone", f"--nproc_per_node={ranks}", RANK, folder]
+    command += ["--steps", str(STEPS), "--out", folder / "out.json"]
+    env = environment(typed.machine())
     with (folder / "output").open("wb") as sink:
-        subprocess.run(command, env=environment(env), stdout=sink, stderr=sink, check=True, cwd=ROOT, timeout=LIMIT_S)
+        subprocess.run(command, env=env, stdout=sink, stderr=sink, check=True, cwd=ROOT, timeout=LIMIT_S)
     return str(json.loads((folder / "out.json").read_text())["sha256"])

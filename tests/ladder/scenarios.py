@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.ladder.job import PLACES, STEPS, LadderError, LadderJob
+from tests.ladder.job import HEAD, PLACES, STEPS, LadderError, LadderJob
 from tests.nodes import Nodes
 
 
@@ -30,6 +30,7 @@ class Scenario:
     play: Callable[[LadderJob], None]
     strategies: tuple[str, ...]
     replaced: frozenset[int] = frozenset()
+    places: int = PLACES
     spares: int = 0
     env: dict[str, str] = field(default_factory=dict)
     same_weights: bool = True
@@ -97,7 +98,7 @@ def elastic(job: LadderJob) -> None:
 def dump(job: LadderJob) -> None:
     job.nodes[2].kill_all()
     job.await_event("stopped")
-    assert list(job.checkpoints.glob("step-*/taskd.json")), "no checkpoint is where the manager says"
+    assert list((job.folder / "checkpoints").glob("step-*/taskd.json")), "no checkpoint is where the manager says"
 
 
 def give_up(job: LadderJob) -> None:
@@ -108,7 +109,7 @@ def give_up(job: LadderJob) -> None:
 def drain(job: LadderJob) -> None:
     job.await_event("node waits")
     done = job.nodes[0].start(
-        ["python", "-m", "taskd", "drain", "node1", "--manager", "manager:9601"],
+        ["taskd", "drain", "1", "--manager", f"{HEAD}:9601"],
         env=job.env,
         output=job.folder / "output-drain",
     )
@@ -167,9 +168,21 @@ def torchrun_of(job: LadderJob, number: int) -> int:
     """The torchrun process of a node, seen from outside."""
     for outside in job.nodes[number].pids().values():
         with open(f"/proc/{outside}/cmdline", "rb") as words:
-            if b"torch.distributed.run" in words.read():
+            if b"/torchrun" in words.read().partition(b"\0")[2].partition(b"\0")[0]:
                 return outside
     raise AssertionError("no torchrun there")
+
+
+def comes_back(job: LadderJob) -> None:
+    """torchrun alone dies; 3 s later its node starts it again, with the same lines."""
+    os.kill(torchrun_of(job, 1), signal.SIGKILL)
+    job.torchruns[1].wait(10)
+    time.sleep(3)  # how long the node needs
+    job.start_torchrun(job.nodes[1], 1)
+    job.await_event("recovered")
+    for node, ranks in ((job.nodes[0], "new_ranks=none kept_ranks=0"), (job.nodes[1], "new_ranks=1 kept_ranks=none")):
+        log = job.folder / f"output-{node.name}"
+        job.wait(lambda log=log, ranks=ranks: ranks in log.read_text(), f"{ranks} in the log of {node.name}")  # type: ignore[misc]
 
 
 def partition(job: LadderJob) -> None:
@@ -217,7 +230,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         asked,
         ("recover",),
         frozenset({1}),
-        env={"TASKD_NODE_COMMAND": "sh -c 'echo $TASKD_NODE_RANK > asked'"},
+        env={"TASKD_NODE_COMMAND": "sh -c 'echo $TASKD_NODE_RANK > {folder}/asked'"},
     ),
     Scenario("recover, the process fails again on its node", repeated, ("recover",), frozenset({1}), spares=1),
     Scenario(
@@ -232,7 +245,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "dump",
         dump,
         (),
-        env={"TASKD_RECOVER_STRATEGY": "dump"},
+        env={"TASKD_RECOVER_STRATEGY": "dump", "TASKD_CHECKPOINT_DIR": "{folder}/checkpoints"},
         same_weights=False,
         exit_code=1,
         reason="a checkpoint of step",
@@ -254,25 +267,27 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("manager killed", manager, ("recover-in-place",), frozenset({2})),
     Scenario("node 0 lost, manager included", first_node, ("recover",), frozenset({0})),
     Scenario("agent killed", agent, ("recover",), frozenset({1})),
+    Scenario("a node of two comes back", comes_back, ("recover",), frozenset({1}), places=2),
     Scenario("partition, one node cut off", partition, ("recover",), frozenset({2}), spares=1),
     Scenario("partition, the manager on the small side", small_side, ()),
     Scenario("a fault during recovery", again, ("recover-in-place",), frozenset({0, 1})),
 )
 
 
-def perform(scenario: Scenario, folder: Path, wanted: str) -> tuple[LadderJob, list[str]]:
+def perform(scenario: Scenario, folder: Path, wanted: Callable[[int], str]) -> tuple[LadderJob, list[str]]:
     """Play a scenario on its own nodes, with its files in `folder`: the job as it was, and what is not as it should be.
 
-    `wanted` is the SHA-256 of the weights without a fault. Raises `NodesUnavailableError`.
+    `wanted` returns the SHA-256 of the weights of so many ranks without a fault. Raises `NodesUnavailableError`.
     """
-    env = {name: value.replace(" asked", f" {folder}/asked") for name, value in scenario.env.items()}
-    with Nodes(PLACES + scenario.spares) as nodes:
-        job = LadderJob(nodes, folder, spares=scenario.spares, steps=scenario.steps, env=env)
+    env = {name: value.replace("{folder}", str(folder)) for name, value in scenario.env.items()}
+    places, spares = scenario.places, scenario.spares
+    with Nodes(places + spares) as nodes:
+        job = LadderJob(nodes, folder, places=places, spares=spares, steps=scenario.steps, env=env)
         try:
             job.start()
             before = job.pids
             scenario.play(job)
-            wrong = judge(scenario, job, before, job.end(), wanted)
+            wrong = judge(scenario, job, before, job.end(), wanted(places))
         except (LadderError, AssertionError, OSError) as error:
             wrong = [f"{type(error).__name__}: {error}"]
     return job, wrong
@@ -307,7 +322,7 @@ def judge(
 
 def steps_lost(scenario: Scenario, job: LadderJob) -> int:
     """How many steps a rank that was never replaced has done more than once."""
-    kept = next((rank for rank in range(PLACES) if rank not in scenario.replaced), None)
+    kept = next((rank for rank in range(scenario.places) if rank not in scenario.replaced), None)
     return 0 if kept is None or "steps" not in job.outcome else job.passes(kept) - int(job.outcome["steps"])
 
 

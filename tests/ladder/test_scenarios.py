@@ -1,6 +1,8 @@
 """Some scenarios of the ladder, as `scripts/ladder.sh` plays them; the others it plays alone, for they take long."""
 
+import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,17 +12,24 @@ from tests.ladder.scenarios import SCENARIOS, perform
 from tests.nodes_space import NodesUnavailableError
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.thorough]
-PLAYED = ("recover, a spare waits", "elastic-training, shrink and grow", "dump", "node 0 lost, manager included")
+PLAYED = (
+    "recover, a spare waits",
+    "elastic-training, shrink and grow",
+    "dump",
+    "node 0 lost, manager included",
+    "a node of two comes back",
+)
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Of the run without a fault."""
-    return undisturbed(tmp_path_factory.mktemp("plain") / "run")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
+    """Of the run without a fault, by its number of ranks."""
+    folder = tmp_path_factory.mktemp("plain")
+    return functools.cache(lambda ranks: undisturbed(folder / f"run-{ranks}", ranks))
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_scenario(name: str, weights: str, run_dir: Path) -> None:
+def test_scenario(name: str, weights: Callable[[int], str], run_dir: Path) -> None:
     scenario = next(scenario for scenario in SCENARIOS if scenario.name == name)
     begun_s = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""A job on several nodes: one torchrun in each, `manager.py` on node 0, as the seed's scripts start them.
+"""A job on several nodes: one torchrun in each, `manager.py` on node 0, by the lines of the pages (`tests/typed.py`).
 
 Rules:
 
@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.job import LIMIT_S, SCRIPTS, Job, Process
+from tests import typed
+from tests.e2e.job import LIMIT_S, ROOT, SCRIPTS, Job, Process
 from tests.e2e.plan import Points
 from tests.launch import Launcher
 from tests.nodes import Node, Nodes
 
-MASTER_PORT = 29500
+MASTER_PORT = typed.MASTER_PORT
 SECRET = "only for these tests: 0123456789"
 
 
@@ -33,7 +34,8 @@ class NodesJob(Job):
         self.managers: list[Process] = []
         self._points: Points = []
         self._env = self.environment()
-        self._options: tuple[str, ...] | None = None
+        self._options: tuple[str, ...] = ()
+        self._store = ""
         self._command: list[str] = []
 
     def start(
@@ -41,18 +43,19 @@ class NodesJob(Job):
         script: str,
         plan: dict[str, Any] | None = None,
         *,
-        options: tuple[str, ...] | None = None,
+        options: tuple[str, ...] = (),
         env: dict[str, str | None] | None = None,
         nodes: int = 0,
+        store: str = "",
     ) -> "NodesJob":
         """Start the manager, and torchrun on all nodes (or the first few) with one of our scripts.
 
-        `options` replace those of a static rendezvous; `env` is for both.
+        `options` are further ones of torchrun; `env` is for both. With a `store` the nodes meet there by c10d.
         """
         self._points = (plan or {}).get("points", [])
         self._env = {**self.environment(), **(env or {})}
         given = json.dumps({"folder": str(self.folder), "points": [], **(plan or {})})
-        self._options, self._command = options, [str(SCRIPTS / script), given]
+        self._options, self._store, self._command = options, store, [str(SCRIPTS / script), given]
         self.start_manager()
         for number in range(nodes or len(self.nodes)):
             self.add(self.nodes[number])
@@ -60,33 +63,39 @@ class NodesJob(Job):
 
     def add(self, node: Node) -> None:
         """Start torchrun on a node."""
-        how = self._static(node) if self._options is None else self._options
-        counts = [f"--nnodes={len(self.nodes)}", f"--nproc_per_node={self.per_node}"]
-        command = ["python", "-m", "torch.distributed.run", *counts, *how, *self._command]
+        program, options = self._command, self._options
+        if self._store:
+            command = typed.dynamic(
+                program,
+                nnodes=str(len(self.nodes)),
+                procs_per_node=self.per_node,
+                manager_host=self.nodes[0].name,
+                store_host=self._store,
+                options=options,
+            )
+        else:
+            command = typed.static(
+                program,
+                node_rank=node.number,
+                nnodes=len(self.nodes),
+                procs_per_node=self.per_node,
+                master_addr=self.nodes[0].address,
+                options=options,
+            )
         self.torchruns.append(node.start(command, env=self._env, output=self._output(node)))
 
     def start_manager(self) -> Process:
         """Start a manager on node 0, at the default port; its pid is the one outside."""
         program = self.folder / "manager.py"
-        keys = {"job_id": "default", "node_nums": self.places, "proc_per_node": self.per_node}
-        program.write_text(
-            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
-            f"assert init_taskd_manager({keys})\n"
-            "assert start_taskd_manager()\n"
-        )
+        program.write_text(typed.manager_program(self.places, self.per_node))
         env = {**self._env, "TASKD_RUN_DIR": str(self.run_dir)}
         manager = self.nodes[0].start(["python", program], env=env, output=self.folder / "output-manager")
         self.managers.append(manager)
         return manager
 
-    def _static(self, node: Node) -> tuple[str, ...]:
-        master = f"--master_addr={self.nodes[0].address}", f"--master_port={MASTER_PORT}"
-        return (f"--node_rank={node.number}", *master)
-
     def environment(self) -> dict[str, str | None]:
-        """taskd on, with a secret; where the run directory is and which network gloo takes is left to them."""
-        own: dict[str, str | None] = {"TASKD_RUN_DIR": None, "GLOO_SOCKET_IFNAME": None, "TASKD_SECRET": SECRET}
-        return {**super().environment(), **own}
+        """That of the machine, with a secret and what the tests' scripts import."""
+        return {**typed.machine(), "PYTHONPATH": str(ROOT), "TASKD_SECRET": SECRET}
 
     def _output(self, node: Node) -> Path:
         return self.folder / f"output-{node.name}"

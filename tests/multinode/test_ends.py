@@ -28,9 +28,7 @@ WAIT_S = 5.0
 def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
     """A rank is killed: all start anew and warm, twice. A dynamic rendezvous ranks nodes by their names."""
     points = [point("first", 1, 4, "begin"), point("second", 0, 6, "begin")]
-    rendezvous = ("--rdzv_backend=c10d", f"--rdzv_endpoint=node0:{MASTER_PORT}", "--rdzv_id=job")
-    env: dict[str, str | None] = {"TASKD_MANAGER": "node0:9601"}
-    job = make_job(1).start("plain.py", {"steps": 8, "points": points}, options=rendezvous, env=env)
+    job = make_job(1).start("plain.py", {"steps": 8, "points": points}, store="node0")
     for number, name in enumerate(["first", "second"], start=1):
         job.warm()
         job.kill(name)

@@ -6,27 +6,21 @@ import pytest
 
 from tests.e2e.plan import point
 from tests.multinode.conftest import MakeJob
-from tests.multinode.job import MASTER_PORT, NodesJob
+from tests.multinode.job import NodesJob
 from tests.nodes import Node
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 Lose = Callable[[Node], None]
-RENDEZVOUS = (
-    "--rdzv_backend=c10d",
-    f"--rdzv_endpoint=node1:{MASTER_PORT}",
-    "--rdzv_id=job",
-    "--rdzv-conf=keep_alive_interval=1",
-)
+RENDEZVOUS = ("--rdzv-conf=keep_alive_interval=1",)
 
 
 @pytest.mark.parametrize("lose", [Node.kill_all, Node.power_off], ids=["killed", "silent"])
 def test_the_node_of_the_store_is_lost(make_job: MakeJob, lose: Lose) -> None:
     """A spare takes its place, training goes on, and the end is not held up by a store that nobody serves."""
     points = [point("lost", 1, 4, "begin")]
-    env: dict[str, str | None] = {"TASKD_MANAGER": "node0:9601"}
     job: NodesJob = make_job(1, places=2)
-    job.start("train.py", {"steps": 60, "points": points}, options=RENDEZVOUS, env=env)
+    job.start("train.py", {"steps": 60, "points": points}, options=RENDEZVOUS, store="node1")
     job.wait(lambda: job.named("node waits"), "the spare")
     job.held("lost")
     before = job.pids

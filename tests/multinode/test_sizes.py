@@ -6,25 +6,18 @@ import pytest
 
 from tests.e2e.plan import point
 from tests.multinode.conftest import MakeJob
-from tests.multinode.job import MASTER_PORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
-RENDEZVOUS = (
-    "--nnodes=2:3",
-    "--rdzv_backend=c10d",
-    f"--rdzv_endpoint=node1:{MASTER_PORT}",
-    "--rdzv_id=job",
-    "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1",
-)
-ENV: dict[str, str | None] = {"TASKD_MANAGER": "node0:9601"}
+RENDEZVOUS = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1")
+STORE = "node1"
 
 
 def test_a_job_begins_with_fewer_nodes_and_grows(make_job: MakeJob) -> None:
     """The third node comes when two have trained for a while; it takes part, and nobody is restarted."""
     job = make_job(1)
     plan = {"steps": 60, "points": [point("early", 0, 4, "begin")]}
-    job.start("train.py", plan, options=RENDEZVOUS, env=ENV, nodes=2)
+    job.start("train.py", plan, options=RENDEZVOUS, store=STORE, nodes=2)
     job.held("early")
     assert job.named("processes")[-1]["pids"].keys() <= {"0", "1"}
     job.add(job.nodes[2])
@@ -46,9 +39,9 @@ def test_a_smaller_world_starts_anew(make_job: MakeJob) -> None:
     They start anew at the first step, as a world of two, with a store of their own.
     """
     points = [point("lost", 1, 4, "begin"), point("zero", 0, 8, "begin"), point("two", 2, 8, "begin")]
-    env = {**ENV, "TASKD_RECOVER_STRATEGY": "recover-in-place,elastic-training"}
+    env: dict[str, str | None] = {"TASKD_RECOVER_STRATEGY": "recover-in-place,elastic-training"}
     job = make_job(1)
-    job.start("train.py", {"steps": 12, "points": points}, options=RENDEZVOUS, env=env)
+    job.start("train.py", {"steps": 12, "points": points}, options=RENDEZVOUS, store=STORE, env=env)
     job.held("lost")
     job.nodes[1].kill_all()
     del job.torchruns[1]
@@ -66,8 +59,8 @@ def test_a_script_without_the_sdk_goes_on_with_fewer_nodes(make_job: MakeJob) ->
     """torchrun's own contract: MIN nodes are enough. Nobody has chosen strategies; the manager waits for no node."""
     points = [point(name, rank, "run", always=name != "lost") for rank, name in enumerate(("zero", "lost", "two"))]
     job = make_job(1)
-    env = {**ENV, "TASKD_WAIT_RESCHEDULE_TIMEOUT": "2"}
-    job.start("hold.py", {"points": points}, options=RENDEZVOUS, env=env)
+    env: dict[str, str | None] = {"TASKD_WAIT_RESCHEDULE_TIMEOUT": "2"}
+    job.start("hold.py", {"points": points}, options=RENDEZVOUS, store=STORE, env=env)
     for name in ("lost", "zero", "two"):
         job.held(name)
     job.nodes[1].kill_all()

@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 from taskd.adaptors.torchrun import entry
-from taskd.adaptors.torchrun.command import NUMA_REASON, START, parse_command
+from taskd.adaptors.torchrun.command import NUMA_REASON, injection, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
 from taskd.adaptors.torchrun.given import given_master_addr, keeps_logs, max_restarts
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
@@ -34,7 +34,7 @@ from taskd.adaptors.torchrun.start import restore_inherited
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
-from taskd.config.process import environment, hand_down, profile_nccl, starting_with, withhold
+from taskd.config.process import environment, hand_down, profile_nccl, withhold
 from taskd.config.settings import DESCRIPTORS, SECRET, SIGCHLD_IGNORED
 from taskd.core.descriptors import needed_descriptors, plan_descriptors
 from taskd.errors import RoomError, TaskdError
@@ -128,6 +128,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_guarded(lambda: self._taskd_ask(worker_group))
         runtime = self._taskd_runtime
         if runtime is None or not self._taskd_asked:
+            self._taskd_candidate = False  # torchrun itself forms this world, and starts its ranks
             super()._rendezvous(worker_group)
             return
         self._taskd_await_check(worker_group.spec, runtime)
@@ -256,8 +257,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         for local_rank, command in commands.items():
             own = variables[local_rank]
             envs[local_rank].update(own | mark_round(this_round, own.get("TASKD_GENERATION", "0")))
-            if command.python:
-                envs[local_rank].update(starting_with(START, environment() | envs[local_rank]))
+            envs[local_rank].update(injection(command, environment() | envs[local_rank]))
         self._taskd_commands = commands
         reasons = [command.reason for command in commands.values() if not command.python]
         if given.get("numa_options") is not None:

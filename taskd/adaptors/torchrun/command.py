@@ -2,15 +2,17 @@
 
 Rules:
 
-1. Only what this very interpreter runs as a script or module gets taskd into it; everything else is left as it is.
+1. What this very interpreter runs as a script or module gets taskd into it, and so does the Python of this interpreter
+   that another program starts (a wrapper). An interpreter with other options is left as it is.
 2. Pure text: nothing is looked up on disk.
 """
 
 import os.path
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from taskd.config.process import own_interpreter, starting_with, wrapped_by
 from taskd.runtime.agent.ports import Command
 
 START: Final = str(Path(__file__).resolve().parents[2] / "python" / "start")
@@ -27,7 +29,8 @@ def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) 
     if not isinstance(entrypoint, str):
         return Command(argv, False, "the entrypoint is a function, not a script")
     if not _same_program(entrypoint, interpreter):
-        return Command((entrypoint, *argv), False, f"{entrypoint} is not torchrun's own Python ({interpreter})")
+        reason = f"{entrypoint} is not torchrun's own Python ({interpreter})"
+        return Command((entrypoint, *argv), False, reason, wrapper=True)
     script = argv[1:] if argv[:1] == ("-u",) else argv
     if script[:1] == ("-m",) and len(script) > 1:
         return Command(script, True)
@@ -36,6 +39,13 @@ def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) 
     return Command(
         (entrypoint, *argv), False, f"the interpreter is given {script[:1] or 'no script'}, expected a script or -m"
     )
+
+
+def injection(command: Command, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which taskd gets into a rank of this command, or into the Python that its wrapper starts."""
+    if not (command.python or command.wrapper):
+        return {}
+    return {**starting_with(START, env), **(wrapped_by(own_interpreter()) if command.wrapper else {})}
 
 
 def template_arguments(command: Command | None) -> tuple[str, ...]:

@@ -30,10 +30,30 @@ def after_import(name: str, action: Action) -> None:
     sys.meta_path.insert(0, _OneShotFinder(name, action))
 
 
+def before_import(name: str, action: Callable[[], None]) -> None:
+    """Call `action()` once, when somebody first looks for the module. It may call `after_import` for the same name."""
+    sys.meta_path.insert(0, _Herald(name, action))
+
+
 def is_initializing(name: str) -> bool:
     """Whether the module is being imported at this moment."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
+
+
+class _Herald:
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        self._action()
+        return _ask_all(fullname, path, target)  # the import that looks does not see finders that are new in front
 
 
 class _OneShotFinder:

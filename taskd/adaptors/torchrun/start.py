@@ -12,6 +12,8 @@ Rules:
 5. If taskd cannot prepare a rank, the script runs anyway, with one traceback in the log. An error in a template, or in
    a process that it forked, ends that process instead (`python/start/sitecustomize.py`): it holds no rank, or is not
    fully prepared. A cold process replaces it.
+6. Where torchrun starts a wrapper (`--no-python numactl … python train.py`), each Python in the wrapper's session keeps
+   the directory in its environment. The one that imports torch is the rank.
 """
 
 import logging
@@ -22,13 +24,15 @@ from contextlib import suppress
 from typing import Any, Final
 
 from taskd.adaptors.torchrun.command import TEMPLATE
+from taskd.adaptors.torchrun.imports import before_import
 from taskd.adaptors.torchrun.isolation import ImportIsolation
 from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
-from taskd.config.process import forget_start, take_over, take_over_numbers
+from taskd.config.process import forget_preload, forget_start, is_wrapped, take_over, take_over_numbers
 from taskd.config.settings import CLEANING, DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError, TaskdError
 from taskd.runtime.system.descriptors import fill_standard_descriptors, set_descriptor_limit
+from taskd.runtime.system.processes import parent_of
 from taskd.runtime.system.segments import await_removal
 from taskd.runtime.system.sigchld import ignore_sigchld
 
@@ -41,7 +45,9 @@ _CLEANUP_S: Final = 5.0
 def begin(directory: str, isolation: ImportIsolation) -> None:
     """Called while the interpreter starts. Returns when the script is to run."""
     fill_standard_descriptors()
-    forget_start(directory)
+    wrapped = is_wrapped()
+    if not wrapped:
+        forget_start(directory)
     template = sys.argv[-1:] == [TEMPLATE]
     _restore_limit()
     ignored = take_over(SIGCHLD_IGNORED)
@@ -51,10 +57,20 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
     else:
         if ignored:
             ignore_sigchld()
-        _try_to_prepare(isolation)
+        if wrapped:
+            before_import("torch", lambda: _become_wrapped(directory, isolation))
+        else:
+            _try_to_prepare(isolation)
     await_removal(take_over_numbers(CLEANING), _CLEANUP_S)
     isolation.open()
     sys.addaudithook(_hear)
+
+
+def _become_wrapped(directory: str, isolation: ImportIsolation) -> None:
+    """This process of a wrapper imports torch: it is the rank. What it starts knows nothing of that."""
+    forget_start(directory)
+    forget_preload()
+    _try_to_prepare(isolation)
 
 
 def _try_to_prepare(isolation: ImportIsolation) -> None:
@@ -84,12 +100,16 @@ def restore_inherited() -> None:
 
 
 def _is_rank() -> bool:
-    """Whether torchrun itself has started this process. What a rank starts may have its environment, and is none."""
+    """Whether torchrun itself has started this process, or a wrapper whose session it is in.
+
+    What a rank starts may have its environment, and is none.
+    """
     try:
         config = WorkerConfig.from_environment()
     except ConfigError:
         return True  # `prepare_rank` says what is wrong
-    return config is not None and config.agent_pid == os.getppid()
+    parent = parent_of(os.getsid(0)) if is_wrapped() else os.getppid()
+    return config is not None and config.agent_pid == parent
 
 
 def _be_template(isolation: ImportIsolation) -> None:

@@ -15,6 +15,7 @@ from taskd.core.recovery.strategy import Decision
 from taskd.core.recovery.world import RankView
 from taskd.wire.kinds import JobRank
 
+CAME_BACK: Final = "the lost nodes were heard again before others took their places: all stay"
 NOTHING: Final = Decision(Strategy.EXIT, False, "")
 
 
@@ -99,6 +100,8 @@ class FaultRecord:
             (self.processes.replaced if replaced else self.processes.kept)[rank] = view.status.pid
             if replaced:
                 self.processes.warm[rank] = view.status.warm
+        if self.decision.strategy is Strategy.RECOVER and self.processes.kept and not self.processes.replaced:
+            self.decision = replace(self.decision, reason=CAME_BACK)  # the node was heard again before it was replaced
         if not self.decision.restart:
             told = ((rank, view.status.inexact) for rank, view in ranks.items() if view.status is not None)
             self.resumption = replace(self.resumption, inexact=tuple(sorted(one for one in told if one[1])))

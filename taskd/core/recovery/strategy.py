@@ -132,12 +132,12 @@ def _refusal(
 
 
 def _unreachable(situation: Situation) -> str | None:
-    return f"no agent on the node of rank {_ranks(situation.unreachable)}" if situation.unreachable else None
+    return f"no agent on the node of {_ranks(situation.unreachable)}" if situation.unreachable else None
 
 
 def _retry(situation: Situation, _policy: StrategyPolicy) -> str | None:
     if situation.lost:
-        return f"rank {_ranks(situation.lost)} has no process"
+        return f"{_ranks(situation.lost)} {'have' if len(situation.lost) > 1 else 'has'} no process"
     return _unreachable(situation)
 
 
@@ -189,7 +189,8 @@ def _keeping_refusal(strategy: Strategy, situation: Situation, policy: StrategyP
     if nothing_lost and (Strategy.RETRY, False) in failed:
         return "no process is lost, and to rebuild the groups has failed"
     if situation.uncooperative:
-        return f"rank {_ranks(situation.uncooperative)} is not inside a resilient function"
+        verb = "are" if len(situation.uncooperative) > 1 else "is"
+        return f"{_ranks(situation.uncooperative)} {verb} not inside a resilient function"
     if situation.refusals.no_rebuild:
         return situation.refusals.no_rebuild
     shrinks = strategy is Strategy.DUMP or (strategy is Strategy.ELASTIC_TRAINING and not situation.cut_off)
@@ -224,10 +225,10 @@ def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
             return "every process lives: the groups are rebuilt and the step is redone"
         case Strategy.RECOVER:
             others = "all processes start anew" if restart else "all others stay"
-            return f"rank {_ranks(gone)} moves to another node, {others}"
+            return f"{_ranks(gone)} {'move' if len(gone) > 1 else 'moves'} to another node, {others}"
         case Strategy.ELASTIC_TRAINING:
             others = "all processes start anew" if restart else "training goes on"
-            return f"{others} without the nodes of rank {_ranks(gone)}"
+            return f"{others} without the nodes of {_ranks(gone)}"
         case Strategy.DUMP:
             return "what is left writes a checkpoint, and the job ends"
         case _ if restart:
@@ -235,7 +236,9 @@ def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
         case _ if not situation.lost:
             return "every process lives and stays: the groups are rebuilt"
         case _:
-            return f"rank {_ranks(situation.lost)} gets a new process on its node, all others stay"
+            if len(situation.lost) > 1:
+                return f"{_ranks(situation.lost)} get new processes on their nodes, all others stay"
+            return f"{_ranks(situation.lost)} gets a new process on its node, all others stay"
 
 
 def strategy_name(strategy: Strategy, restart: bool) -> str:
@@ -244,4 +247,4 @@ def strategy_name(strategy: Strategy, restart: bool) -> str:
 
 
 def _ranks(ranks: Collection[JobRank]) -> str:
-    return ", ".join(str(r) for r in ranks)
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(str(r) for r in ranks)}"

@@ -25,7 +25,22 @@ def _begin() -> None:
     begin(_here, ImportIsolation(_known, _clean))
 
 
-if sys.argv[-1:] == ["taskd.python.template"]:  # `command.TEMPLATE`, before anything of taskd is imported
+def _step_aside() -> None:
+    """Import the machine's own module of this name, and nothing of taskd."""
+    ours = sys.modules.pop("sitecustomize")
+    sys.path[:] = _path
+    try:
+        __import__("sitecustomize")
+    except ImportError:
+        pass
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
+
+
+_wrapped = os.environ.get("TASKD_WRAPPED")  # environ: another interpreter may not be able to import taskd.config
+if _wrapped not in (None, f"{sys.implementation.cache_tag}:{sys.prefix}"):
+    _step_aside()
+elif sys.argv[-1:] == ["taskd.python.template"]:  # `command.TEMPLATE`, before anything of taskd is imported
     try:
         _begin()
     except BaseException:  # noqa: BLE001 - whatever it is, the script must not run

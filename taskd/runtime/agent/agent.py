@@ -297,13 +297,13 @@ class NodeAgent:
                 assert_never(message)
 
     def _hear_report(self, peer: Peer, report: WorkerReport) -> None:
-        if (rank := self._processes.rank_of(peer)) is None:
-            return
-        self._perform_all(self._node.report(rank, report))
-        if report.stage is Stage.COMMITTED:
-            self._warmup.committed(peer)
-        if report.stage in WAITING and (self._stock or self._leaving):
-            peer.send(Abandon(reason=ENDS if self._leaving else "no manager answers"))
+        if (rank := self._processes.rank_of(peer)) is not None:
+            self._perform_all(self._node.report(rank, report))
+            if report.stage is Stage.COMMITTED:
+                self._warmup.committed(peer)
+        if report.stage in WAITING and (rank is None or self._stock or self._leaving):
+            why = ENDS if self._leaving else "no manager answers"
+            peer.send(Abandon(reason=why if rank is not None else "another process is this rank"))
 
     def _hear_manager(self, message: FromManager) -> None:
         self._timeout.renew()
@@ -333,14 +333,14 @@ class NodeAgent:
             self._link.refuse("order", "a directive", odd)
             return
         self._job.learn(directive)
-        if self._identity is None:
-            return  # not ready for a place; it is told again
         if self._stock and not (self._warned and directive.order is Order.FORM):
             self._stock = False
             if self._warned:
                 logger.warning("the manager answers: taskd recovers again")
             self._ranks.manage()
-        self._files.records = directive.records
+        if self._identity is None:
+            return  # not ready for a place; it is told again
+        self._ranks.follow(self._node, directive, elsewhere=self._manager is None)
         if directive.order is Order.RUN:
             self._pool.refill()
         self._perform_all(self._node.obey(directive))

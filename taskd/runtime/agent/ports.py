@@ -41,12 +41,14 @@ class NodeIdentity:
 class Command:
     """What a rank runs. `argv` is `("script.py", …)` or `("-m", "module", …)`, as in `Become`.
 
-    `python` is False where only a cold start can run it; `reason` then says why.
+    `python` is False where only a cold start can run it; `reason` then says why. `wrapper`: another program is run,
+    which may start the rank's Python.
     """
 
     argv: tuple[str, ...]
     python: bool
     reason: str = ""
+    wrapper: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from taskd.errors import ShimError
 from taskd.runtime.agent.ports import WorkerHost
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.box.blackbox import Box
+from taskd.runtime.system.processes import session_of
 from taskd.wire.kinds import JobRank, LocalRank
 from taskd.wire.messages import Hello, ToLocal
 
@@ -34,6 +36,8 @@ class RankProcess:
     box: Box | None = None
     peer: Peer | None = None
     """Its socket, while it can be spoken to."""
+    wrapped: bool = False
+    """It may be a wrapper: then another process of its session is the rank."""
     fenced: bool = False
     """This agent ends it: its end is no fault of its own."""
 
@@ -68,7 +72,10 @@ class RankProcesses:
     def hold(self, host: WorkerHost) -> None:
         """This node holds the host's ranks from now on, and no process of theirs is known yet."""
         with self._lock:
-            found = [RankProcess(host.rank_of(local), local, self._newest.get(local, 0)) for local in host.local_ranks]
+            found = [
+                RankProcess(host.rank_of(local), local, self._newest.get(local, 0), wrapped=host.command(local).wrapper)
+                for local in host.local_ranks
+            ]
         self._held = {process.rank: process for process in found}
 
     def let_go(self) -> None:
@@ -77,9 +84,10 @@ class RankProcesses:
 
     def begin(self, rank: JobRank, incarnation: int, pid: int) -> Box | None:
         """A process holds the rank from now on; its black box."""
-        local_rank = self._held[rank].local_rank
-        box = self._files.box(local_rank, incarnation)
-        self._held[rank] = self._known[pid] = RankProcess(rank, local_rank, incarnation, pid, box)
+        former = self._held[rank]
+        box = self._files.box(former.local_rank, incarnation)
+        new = RankProcess(rank, former.local_rank, incarnation, pid, box, wrapped=former.wrapped)
+        self._held[rank] = self._known[pid] = new
         return box
 
     def end(self, process: RankProcess, *, keep: bool = True) -> None:
@@ -119,10 +127,12 @@ class RankProcesses:
     def hello(self, peer: Peer, hello: Hello) -> bool:
         """A worker has connected: whether it is the process that holds its rank."""
         process = self._held.get(hello.rank)
-        if process is None or (process.pid, process.incarnation) != (peer.pid, hello.incarnation):
+        if process is None or process.incarnation != hello.incarnation or not _may_be(peer, process):
             logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
             return False
         process.peer = peer
+        if process.wrapped and process.box is not None and not _owns(peer, process.box):
+            process.box = None  # it tells of another process of the wrapper
         return True
 
     def gone(self, peer: Peer) -> None:
@@ -148,3 +158,18 @@ class RankProcesses:
     def tell_all(self, message: ToLocal) -> set[JobRank]:
         """Tell every process that can be spoken to; their ranks."""
         return {process.rank for process in self if process.peer is not None and process.peer.send(message)}
+
+
+def _may_be(peer: Peer, process: RankProcess) -> bool:
+    """Whether a peer is the rank: the process itself, or the first that a wrapper has in its session."""
+    if peer.pid == process.pid:
+        return True
+    return process.wrapped and process.peer is None and session_of(peer.pid) == process.pid
+
+
+def _owns(peer: Peer, box: Box) -> bool:
+    """Whether a box is a peer's, or nobody's yet."""
+    try:
+        return box.read().owner_pid in (0, peer.pid)
+    except ShimError:
+        return False

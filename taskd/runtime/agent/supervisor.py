@@ -37,12 +37,13 @@ from taskd.runtime.agent.given import preload
 from taskd.runtime.agent.ports import Templates, WorkerHost
 from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
+from taskd.runtime.agent.recovery_log import RecoveryLog
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.standbys import StandbyPool
 from taskd.runtime.agent.starts import Starts
 from taskd.runtime.system.cgroups import thaw
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
-from taskd.wire.messages import Abandon, Join, Pause, Release, Stage
+from taskd.wire.messages import Abandon, Directive, Join, Pause, Release, Stage
 
 logger = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
@@ -63,6 +64,7 @@ class RankSupervisor:
         self._templates: Templates | None = None
         """What starts a template before torchrun has started a process."""
         self.collector = EvidenceCollector()
+        self._recoveries = RecoveryLog()
         self.starts = Starts(files, deaths, pool, self.processes, self.collector)
         self.seen: dict[JobRank, Evidence] = {}
         """Evidence of deaths that the manager has not got yet."""
@@ -187,6 +189,13 @@ class RankSupervisor:
         while dying and time.monotonic() < until_s:
             time.sleep(_LOOK_S)
             dying = [rank for rank in dying if self._exit_status(rank) is None]
+
+    def follow(self, node: Node, directive: Directive, *, elsewhere: bool) -> None:
+        """An order has come, of a manager `elsewhere` or in this process. It says where its records are."""
+        self._files.records = directive.records
+        if elsewhere:
+            ranks = [slot.status for slot in node.slots.values()]
+            self._recoveries.follow(directive, node.place, ranks, time.monotonic())
 
     # ---- one process
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from taskd.config.rundir import job_dir
 from taskd.core.recovery import Diagnosed, Setback
 from taskd.core.recovery.record import FaultRecord, tell
+from taskd.core.recovery.strategy import strategy_name
 from taskd.runtime.folders.jobfolder import JobFolder
 from taskd.runtime.manager.faultfolder import FaultFolder
 from taskd.runtime.records.timeline import JOURNAL, OLD_JOURNAL
@@ -199,9 +200,10 @@ def as_text(record: FaultRecord, fault: int) -> str:
         spans = ", ".join(f"{name} {ms:.0f}" for name, ms in phases.items() if name != "total")
         again = f", {record.resumption.redone} steps are done again" if record.resumption.redone else ""
         then = f"training goes on after step {record.target_step} in generation {record.generation}{again}. ms: {spans}"
+    way = strategy_name(record.decision.strategy, record.decision.restart)
     told = "; ".join(f"rank {rank}: {text}" for rank, text in record.resumption.inexact)
     not_exact = f". Not exact: {told}" if told else ""
     return (
-        f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {record.decision.strategy.value}: "
+        f"fault {fault}, {at_step(record.step)}: {what} {tried}Therefore {done} by {way}: "
         f"{record.decision.reason}. {new or 'No new process'}, {len(record.processes.kept)} kept; {then}{not_exact}"
     )

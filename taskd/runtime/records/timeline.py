@@ -314,7 +314,7 @@ def read_job(folder: Path) -> Timeline:
         reader.damaged += not _taken(reader, line)
     if reader.forgotten:
         omitted.append(f"{reader.forgotten} older faults or recoveries, of more than are shown")
-    boxes = _kept(folder, omitted)
+    boxes = _kept(folder, omitted, since_s=reader.started_unix_s or 0.0)
     return Timeline(
         job_id=reader.job_id,
         folder=str(folder),
@@ -379,10 +379,14 @@ def _tail(journal: Path, left: int) -> Iterator[bytes]:
         raise RecordError(f"{journal} cannot be read: {error.strerror}; run it as the user of the job") from error
 
 
-def _kept(folder: Path, omitted: list[str]) -> Iterator[KeptBox]:
-    """The newest boxes."""
+def _kept(folder: Path, omitted: list[str], since_s: float) -> Iterator[KeptBox]:
+    """The newest boxes of processes that have died since then: an earlier job of this name has left others."""
+
+    def belongs(path: Path) -> bool:
+        return _KEPT_BOX.fullmatch(path.name) is not None and _changed_s(path) >= since_s
+
     try:
-        paths, count = _newest(folder / BOXES, lambda path: _KEPT_BOX.fullmatch(path.name) is not None, _MOST_BOXES)
+        paths, count = _newest(folder / BOXES, belongs, _MOST_BOXES)
     except FileNotFoundError:
         return
     except OSError as error:

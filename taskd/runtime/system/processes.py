@@ -177,6 +177,20 @@ def _reaps() -> bool:
     return _prctl()(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value != 0
 
 
+def parent_of(pid: int) -> int:
+    """The parent of a process, 0 if it has none or is gone."""
+    known = stat(pid)
+    return 0 if known is None else known.parent
+
+
+def session_of(pid: int) -> int:
+    """The leader of a process's session, 0 if the process is gone."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
+
 def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
     """Have the kernel kill this process when `parent` ends; False if that was gone before the kernel knew."""
     _prctl()(_PR_SET_PDEATHSIG, number, 0, 0, 0)

@@ -1,0 +1,3 @@
+#!/bin/sh
+# A wrapper that becomes the rank.
+exec "$PYTHON" "$@"
