@@ -18,7 +18,7 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.box.blackbox import Box
 from taskd.wire.kinds import JobRank, LocalRank
-from taskd.wire.messages import Hello, ToLocal
+from taskd.wire.messages import Hello, PeersKey, ToLocal
 
 logger = logging.getLogger(__name__)
 
@@ -112,13 +112,14 @@ class RankProcesses:
 
     # ---- their sockets
 
-    def hello(self, peer: Peer, hello: Hello) -> bool:
-        """A worker has connected: whether it is the process that holds its rank."""
+    def hello(self, peer: Peer, hello: Hello, peers_key: str) -> bool:
+        """A worker has connected: whether it is the process that holds its rank, which is given `peers_key` then."""
         process = self._held.get(hello.rank)
         if process is None or (process.pid, process.incarnation) != (peer.pid, hello.incarnation):
             logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
             return False
         process.peer = peer
+        peer.send(PeersKey(key=peers_key))
         return True
 
     def gone(self, peer: Peer) -> None:
