@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.attacks.between import BETWEEN, Between, perform_between, undisturbed_copied
 from tests.attacks.insiders import INSIDERS
 from tests.attacks.job import Attack, perform, undisturbed
 from tests.attacks.leftovers import LEFTOVERS
@@ -11,15 +12,19 @@ from tests.attacks.mishaps import MISHAPS
 from tests.attacks.outsiders import OUTSIDERS
 from tests.playing import Play, main
 
-ATTACKS = (*OUTSIDERS, *INSIDERS, *LEFTOVERS, *MISHAPS)
+ATTACKS: tuple[Attack | Between, ...] = (*OUTSIDERS, *INSIDERS, *LEFTOVERS, *MISHAPS, *BETWEEN)
 
 
-def prepare(root: Path) -> Play[Attack]:
-    """The same training without an attack comes first: its weights are what every job must end with."""
+def prepare(root: Path) -> Play[Attack | Between]:
+    """The same trainings without an attack come first: their weights are what every job must end with."""
     wanted = undisturbed(root / "undisturbed")
+    parts = undisturbed_copied(root / "undisturbed-copied")
 
-    def play(attack: Attack, folder: Path) -> tuple[dict[str, Any], str]:
-        job, wrong = perform(attack, folder, wanted)
+    def play(attack: Attack | Between, folder: Path) -> tuple[dict[str, Any], str]:
+        if isinstance(attack, Between):
+            job, wrong = perform_between(attack, folder, parts)
+        else:
+            job, wrong = perform(attack, folder, wanted)
         took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in job.named("recovered")]
         shown = " ".join(f"{name} {value}" for name, value in job.found.items())
         found = {"name": attack.name, "by": attack.by, "recovered_ms": took_ms, **job.found, "wrong": wrong}
