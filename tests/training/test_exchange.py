@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from taskd.adaptors.training.copies.exchange import Exchange
 from taskd.adaptors.training.copies.ring import Neighbours
 from taskd.config.address import LOOPBACK, Address
 from taskd.errors import CopyError, LinkError
+from taskd.runtime.agent.threads import look
 from taskd.runtime.links import peers
 from taskd.runtime.links.identity import peers_key
 from taskd.runtime.links.peers import FRAME_BYTES, Ends, PeerLink
@@ -286,6 +288,17 @@ def test_who_listens_in_the_buddys_place_gets_nothing() -> None:
     assert isinstance(raised[1], CopyError)
     assert len(got) < 512, "a greeting, and the hello of CURVE"
     assert exchange._HELLO not in got
+
+
+def test_its_threads_are_not_taken_for_the_scripts() -> None:
+    """Who looks whether a rank hangs must not think that a message could still wake it."""
+    with ring() as (first, _):
+        while not first.busy_s():
+            time.sleep(0.01)  # until ZeroMQ's thread has named itself
+        seen = look(os.getpid())
+        assert seen is not None
+        names = [Path(f"/proc/self/task/{thread}/comm").read_text().strip() for thread in seen.runs]
+        assert [name for name in names if "ZMQ" in name or name.startswith("taskd-")] == []
 
 
 def test_an_exchange_that_is_to_end_ends_at_once() -> None:

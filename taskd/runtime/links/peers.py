@@ -28,7 +28,7 @@ from taskd.runtime.links.identity import KeyPair, keys_of_end
 from taskd.runtime.links.links import KERNEL_ASKS
 from taskd.runtime.links.listening import bind
 from taskd.runtime.links.monitor import Connections, events, watch
-from taskd.runtime.system.hidden import HiddenThread, forget
+from taskd.runtime.system.hidden import ZEROMQ_NAMES, ZEROMQ_NUMBER, HiddenThread, forget
 
 logger = logging.getLogger(__name__)
 FRAME_BYTES: Final = 256 << 10
@@ -41,8 +41,6 @@ _BACKLOG: Final = 1024
 _DESCRIPTORS: Final = 32
 """More than one link needs."""
 _NUMBER_BYTES: Final = 8
-_THREADS: Final = 9
-"""Number in the names of a link's own threads of ZeroMQ: `9/ZMQbg/IO/0`."""
 _CLOCK_OF_THREAD: Final = 6
 """With its thread's number: the processor time of a thread (the kernel's CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED)."""
 _REFUSED: Final = (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
@@ -79,7 +77,7 @@ class PeerLink:
         self._sockets: list[zmq.Socket[bytes]] = []
         _check_descriptors()
         self._context = zmq.Context()
-        self._context.set(zmq.THREAD_NAME_PREFIX, _THREADS)
+        self._context.set(zmq.THREAD_NAME_PREFIX, ZEROMQ_NUMBER)
         try:
             self._out, self._dialled = self._socket(zmq.PUSH)
             self._into, heard = self._socket(zmq.PULL)
@@ -251,5 +249,5 @@ def _check_descriptors() -> None:
 def _own_tasks() -> Iterator[int]:
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            if (task / "comm").read_text().startswith(f"{_THREADS}/ZMQbg/IO"):
+            if (task / "comm").read_text().startswith(f"{ZEROMQ_NAMES}IO"):
                 yield int(task.name)
