@@ -25,7 +25,7 @@ import zmq
 from taskd.config.address import Address
 from taskd.config.security import Security
 from taskd.runtime.links.gate import Gate
-from taskd.runtime.links.halfopen import Flood, HalfOpen, least_handshake_bytes, most_half_open
+from taskd.runtime.links.halfopen import HalfOpen, least_handshake_bytes, most_half_open
 from taskd.runtime.links.identity import Role, keys_from_secret, peers_key
 from taskd.runtime.links.listening import bind
 from taskd.runtime.links.monitor import Connections, Dial, WithinProcess, watch
@@ -207,7 +207,7 @@ class ManagerSocket(_Link):
         super().__init__(zmq.ROUTER, security)
         most = most_half_open(descriptor_limits()[0])
         self._half_open = HalfOpen(least_handshake_bytes(secured=self._secured), most)
-        self._connections = Connections(self._monitor, self._half_open, Flood(most), time.monotonic)
+        self._connections = Connections(self._monitor, self._half_open, time.monotonic)
         self._gate: Gate | None = None
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)

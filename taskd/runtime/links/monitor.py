@@ -24,7 +24,6 @@ from taskd.config.address import LOOPBACK, Address
 from taskd.runtime.links.halfopen import Flood, HalfOpen
 
 logger = logging.getLogger(__name__)
-Clock = Callable[[], float]
 
 REDIAL_S: Final = 0.5
 _RETRY_MS: Final = 100
@@ -73,9 +72,16 @@ def events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
 class Connections:
     """Counts the connections to a listening socket that ended before their handshake was done; bounds the half-open."""
 
-    def __init__(self, monitor: "zmq.Socket[bytes]", half_open: HalfOpen, flood: Flood, clock: Clock) -> None:
+    def __init__(
+        self,
+        monitor: "zmq.Socket[bytes]",
+        half_open: HalfOpen,
+        clock: Callable[[], float],
+        flood: Flood | None = None,
+    ) -> None:
+        """`flood`: tells of many silent connections; by default one of its own."""
         self._monitor, self._half_open, self._clock = monitor, half_open, clock
-        self._flood = flood
+        self._flood = flood or Flood(half_open.most)
         self._open = 0  # accepted, handshake not done
         self._counted = False  # the failure whose DISCONNECTED comes next is counted already
 

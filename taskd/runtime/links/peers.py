@@ -195,7 +195,7 @@ class _Port:
         self._gate, self._monitor, self._number = gate, monitor, port
         half_open = HalfOpen(least_handshake_bytes(secured=True), _HALF_OPEN)
         half_open.port = port
-        self._connections = Connections(monitor, half_open, self._flood, time.monotonic)
+        self._connections = Connections(monitor, half_open, time.monotonic, self._flood)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = False
         self._thread = HiddenThread(self._run, "taskd-port")
