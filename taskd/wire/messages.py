@@ -355,6 +355,12 @@ class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     reason: Line
 
 
+class PeersKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Agent to worker, which has just connected: by what the job's ranks know one another. Never log one."""
+
+    key: Name  # hexadecimal, made of the job's secret; "" without one
+
+
 class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: say what you are about. Answered by an `Account`, if Python can run there."""
 
@@ -364,4 +370,4 @@ class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 FromAgent = NodeStatus | EvidenceReport | Drain | Modules | Inspect
 FromManager = Directive | Heard | Refusal | Answer | Modules | CheckOrder | Cleared | Dismissed | Inspection
 FromLocal = Hello | WorkerReport | Refuses | SelfReport | Account | SawNonFinite | SetupRecorded | Modules | Probed
-ToLocal = Pause | Join | Release | Abandon | AccountRequest | Become | Fork | Modules | Prepare | RunCheck
+ToLocal = Pause | Join | Release | Abandon | PeersKey | AccountRequest | Become | Fork | Modules | Prepare | RunCheck

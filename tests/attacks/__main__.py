@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.attacks.actors import ACTORS, ActorAttack
+from tests.attacks.between import BETWEEN, Between, perform_between, undisturbed_copied
 from tests.attacks.insiders import INSIDERS
 from tests.attacks.job import Attack, perform, undisturbed
 from tests.attacks.leftovers import LEFTOVERS
@@ -12,17 +13,28 @@ from tests.attacks.mishaps import MISHAPS
 from tests.attacks.outsiders import OUTSIDERS
 from tests.playing import Play, main
 
-ATTACKS: tuple[Attack | ActorAttack, ...] = (*OUTSIDERS, *INSIDERS, *LEFTOVERS, *MISHAPS, *ACTORS)
+ATTACKS: tuple[Attack | ActorAttack | Between, ...] = (
+    *OUTSIDERS,
+    *INSIDERS,
+    *LEFTOVERS,
+    *MISHAPS,
+    *ACTORS,
+    *BETWEEN,
+)
 
 
-def prepare(root: Path) -> Play[Attack | ActorAttack]:
-    """The same training without an attack comes first: its weights are what every job must end with."""
+def prepare(root: Path) -> Play[Attack | ActorAttack | Between]:
+    """The same trainings without an attack come first: their weights are what every job must end with."""
     wanted = undisturbed(root / "undisturbed")
+    parts = undisturbed_copied(root / "undisturbed-copied")
 
-    def play(attack: Attack | ActorAttack, folder: Path) -> tuple[dict[str, Any], str]:
+    def play(attack: Attack | ActorAttack | Between, folder: Path) -> tuple[dict[str, Any], str]:
         if isinstance(attack, ActorAttack):
             return attack.play(folder)
-        job, wrong = perform(attack, folder, wanted)
+        if isinstance(attack, Between):
+            job, wrong = perform_between(attack, folder, parts)
+        else:
+            job, wrong = perform(attack, folder, wanted)
         took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in job.named("recovered")]
         shown = " ".join(f"{name} {value}" for name, value in job.found.items())
         found = {"name": attack.name, "by": attack.by, "recovered_ms": took_ms, **job.found, "wrong": wrong}

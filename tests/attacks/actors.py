@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import taskd
-from tests.attacks.job import _end
+from tests.attacks.job import end_all
 from tests.attacks.leftovers import Code
 from tests.attacks.outsiders import AS_NOBODY
 from tests.e2e.job import ROOT
@@ -114,7 +114,7 @@ class ActorAttack:
         finally:
             job.also.close()
             (folder / "log").write_text(job.log)
-            _end(launcher, folder)
+            end_all(launcher, folder)
         return {"name": self.name, "by": self.by, "wrong": wrong}, f"by {self.by}"
 
     def _wrong(self, job: ActorJob) -> list[str]:

@@ -177,7 +177,7 @@ def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, lis
     finally:
         job.also.close()
         (folder / "log").write_text(job.log if job.has_begun else "")
-        _end(launcher, folder)
+        end_all(launcher, folder)
     return job, wrong
 
 
@@ -206,7 +206,7 @@ def judge(attack: Attack, job: AttackedJob, before: dict[int, int], status: int,
     return wrong
 
 
-def _end(launcher: Launcher, folder: Path) -> None:
+def end_all(launcher: Launcher, folder: Path) -> None:
     with (folder / "ends").open("w") as sink, redirect_stdout(sink):
         launcher.end_all()
 

@@ -1,6 +1,11 @@
 """The model of the job that is attacked."""
 
+from typing import Final
+
 import torch
+
+MARK: Final = b"taskd: what no stranger may read"
+"""In the state of a job whose copies are attacked."""
 
 
 class Net(torch.nn.Module):

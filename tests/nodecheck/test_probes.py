@@ -61,6 +61,21 @@ def test_loopback_at_any_own_address() -> None:
         assert loopback("::1") > 0
 
 
+def test_a_stranger_at_the_loopback_port_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect, strangers = socket.create_connection, list[socket.socket]()
+
+    def second(address: tuple[str, int], limit_s: float) -> socket.socket:
+        strangers.append(connect(address, limit_s))
+        strangers[-1].sendall(b"x" * 5000)
+        return connect(address, limit_s)
+
+    monkeypatch.setattr(socket, "create_connection", second)
+    assert loopback("127.0.0.1") > 0
+    assert len(strangers) == 1
+    for one in strangers:
+        one.close()
+
+
 def test_loopback_at_an_address_of_somebody_else() -> None:
     with pytest.raises(ProbeError, match=r"to itself at 192\.0\.2\.1 \("):
         loopback("192.0.2.1")

@@ -51,17 +51,17 @@ def test_numbers_only_rise(processes: RankProcesses) -> None:
 
 
 def test_a_rank_without_a_process_says_nothing(processes: RankProcesses, peer: Peer) -> None:
-    assert not processes.hello(peer, Hello(role="worker", pid=peer.pid, rank=R1))
+    assert not processes.hello(peer, Hello(role="worker", pid=peer.pid, rank=R1), "")
     assert (processes.by_pid(-1), processes.box(R1), processes.any_peer()) == (None, None, None)
 
 
 def test_only_the_newest_process_of_a_rank_is_heard_and_spoken_to(processes: RankProcesses, peer: Peer) -> None:
     hello = Hello(role="worker", pid=peer.pid, rank=R1, incarnation=0)
     processes.begin(R1, 0, peer.pid)
-    assert processes.hello(peer, hello)
+    assert processes.hello(peer, hello, "")
     assert (processes.rank_of(peer), processes.tell_all(Abandon(reason="it is told"))) == (1, {1})
     processes.begin(R1, 1, peer.pid + 1)
-    assert not processes.hello(peer, hello)
+    assert not processes.hello(peer, hello, "")
     assert (processes.rank_of(peer), processes.any_peer(), processes.tell_all(Abandon(reason="it is not"))) == (
         None,
         None,

@@ -1,10 +1,7 @@
 """Files of copies: whole or none, two of each state, and room for them known beforehand."""
 
 import errno
-import fcntl
 import os
-import resource
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +10,8 @@ import torch
 
 from taskd.adaptors.training.copies import room
 from taskd.adaptors.training.copies.copy_file import HEAD_BYTES, CopyFile, CopyHead
-from taskd.adaptors.training.copies.exchange import Neighbours, neighbours, ready
 from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.ring import Neighbours, neighbours
 from taskd.runtime.system.memory import memory_of
 from taskd.wire.kinds import JobRank
 from taskd.wire.state import StateCopy
@@ -43,19 +40,6 @@ def folder(tmp_path: Path) -> Iterator[CopyFolder]:
     folder = CopyFolder(pieces(tmp_path / "of-3"), R3)
     yield folder
     folder.close()
-
-
-@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[0] <= 2000, reason="so many descriptors are not allowed")
-def test_sockets_beyond_the_first_thousand_descriptors_are_waited_for() -> None:
-    one, other = socket.socketpair()
-    with one, other, socket.socket(fileno=fcntl.fcntl(one, fcntl.F_DUPFD, 2000)) as high:
-        assert high.fileno() >= 2000
-        assert ready([high], [], 0) == (False, False)
-        assert ready([], [high], 0) == (False, True)
-        other.send(b"x")
-        assert ready([high], [], 0) == (True, False)
-        other.close()
-        assert ready([high], [], 0) == (True, False), "its end is to be read"
 
 
 def test_a_copy_that_is_begun_is_none(tmp_path: Path) -> None:

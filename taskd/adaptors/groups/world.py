@@ -62,7 +62,7 @@ class GroupWorld:
             looked up through `/proc`.
 
     Attributes:
-        generation: that of the present groups.
+        generation: that of the present groups; `store_key`: what their keys in the store begin with, unless torchrun's.
         members: the ranks of the job that the present world is made of.
         made: how often the script has made the default group.
         section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
@@ -82,7 +82,7 @@ class GroupWorld:
         self._pretence: lone.Pretence | None = None
         self._link = StoreLink()
         self._client: TCPStore | None = None
-        self._key = ""
+        self.store_key = ""
         self._retired: list[Any] = []
         self._destroyer: HiddenThread | None = None
         self._originals: dict[str, Any] = {}
@@ -174,8 +174,8 @@ class GroupWorld:
         position, count = members.rank_of(rank), c10d._world.group_count
         self._check(calls, members, None if plan.dump else rank)
         self._leave()
-        self._calls = calls
-        self._client, self._key = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s), plan.store_key
+        self._calls, self.store_key = calls, plan.store_key
+        self._client = self._link.connect(plan.store_host, plan.store_port, plan.timeout_s)
         if plan.generation < self._oldest:
             raise RebuildError(f"generation {plan.generation} is outdated, {self._oldest} is the oldest to be formed")
         try:
@@ -206,7 +206,7 @@ class GroupWorld:
         if not retired and client is None:
             return None
         self._destroyer = HiddenThread(
-            partial(destroy, retired, client, self._key, self.generation, self._calls), "taskd-destroy"
+            partial(destroy, retired, client, self.store_key, self.generation, self._calls), "taskd-destroy"
         )
         return self._destroyer
 

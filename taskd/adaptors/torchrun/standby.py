@@ -53,6 +53,7 @@ from taskd.wire.messages import (
     Join,
     Modules,
     Pause,
+    PeersKey,
     Release,
     ToLocal,
 )
@@ -139,7 +140,7 @@ class Template:
                 self.load(names)
             case Fork(count=count):
                 return self._fork(count)
-            case Pause() | Join() | Release() | Abandon() | AccountRequest() | Prepare():
+            case Pause() | Join() | Release() | Abandon() | PeersKey() | AccountRequest() | Prepare():
                 logger.warning(
                     "the agent sent %s to a template, expected Fork, Modules or Become", type(message).__name__
                 )

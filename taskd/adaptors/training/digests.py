@@ -27,22 +27,23 @@ _SMALL_BYTES = 1 << 17
 _WORTH_BYTES = 1 << 24
 
 
-def digest(tensors: Iterable[torch.Tensor], size_bytes: int = DIGITS // 2) -> str:
-    """Hexadecimal, of the bytes of these tensors in their order, and of their lengths.
+def digest(tensors: Iterable[torch.Tensor], size_bytes: int = DIGITS // 2, *, before: bytes = b"") -> str:
+    """Hexadecimal, of the bytes of these tensors in their order, and of their lengths; and of what comes `before`.
 
     Raises:
         RuntimeError: one has no memory that can be read (sparse, meta).
     """
-    return _of([_sums(tensor) for tensor in tensors], size_bytes)
+    return _of([_sums(tensor) for tensor in tensors], size_bytes, before)
 
 
 class RunningDigest:
     """The same digest, taken on a thread while tensors are on their way: it reads some as the link carries others.
 
-    Of fewer bytes in all than are worth a thread it is taken at once.
+    Of fewer bytes in all than are worth a thread it is taken at once. `before`: what comes before the tensors.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, before: bytes = b"") -> None:
+        self._before = before
         self._sums: list[list[int]] = []
         self._error: RuntimeError | None = None
         self._waiting: SimpleQueue[torch.Tensor | None] = SimpleQueue()
@@ -68,7 +69,7 @@ class RunningDigest:
             self._thread.join()
         if self._error is not None:
             raise self._error
-        return _of(self._sums, DIGITS // 2)
+        return _of(self._sums, DIGITS // 2, self._before)
 
     def _run(self) -> None:
         try:
@@ -78,8 +79,8 @@ class RunningDigest:
             self._error = error
 
 
-def _of(sums: list[list[int]], size_bytes: int) -> str:
-    return hashlib.blake2b(repr(sums).encode(), digest_size=size_bytes).hexdigest()
+def _of(sums: list[list[int]], size_bytes: int, before: bytes) -> str:
+    return hashlib.blake2b(before + repr(sums).encode(), digest_size=size_bytes).hexdigest()
 
 
 def _sums(tensor: torch.Tensor) -> list[int]:

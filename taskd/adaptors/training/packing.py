@@ -2,9 +2,9 @@
 
 Rules:
 
-1. A stream is the length of a manifest (8 bytes), the manifest, the bytes of the tensors in its order, and a digest of
-   them. Small tensors travel together, empty ones do not. Over the network the first message has a fixed length and
-   holds as much of the manifest as fits: a small state needs no message of its own for the length.
+1. A stream is a frame with a manifest (`manifest.py`), the bytes of the tensors in its order, and a digest of it all.
+   Small tensors travel together, empty ones do not. Over the network the first message has a fixed length and holds as
+   much of the frame as fits: a small state needs no message of its own for the length.
 2. Tensors go from memory to memory, into the receiver's own where these fit. No copy of the whole state is made.
 3. Nothing that a peer sends is unpickled freely (see `tree`).
 4. What has arrived is compared, by the digest, with what was packed. Both are taken while other tensors are on their
@@ -14,16 +14,14 @@ Rules:
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 import torch
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.digests import DIGITS, RunningDigest, digest
-from taskd.adaptors.training.inflight.fsdp2 import Flags
-from taskd.adaptors.training.parts.plain import Sent
+from taskd.adaptors.training.manifest import HEAD_BYTES, Framed, StateManifest, TensorSlot
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.partitions import load, state_of
 from taskd.adaptors.training.sharding.shards import Specs, is_part, local
@@ -31,8 +29,6 @@ from taskd.errors import DistrustError
 
 _SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours: to copy it costs less than a message
 _PARCEL_BYTES = 4 * 1024 * 1024  # and this much of them at a time
-_MANIFEST_LIMIT_BYTES = 1 << 30
-_LENGTH_BYTES = 8
 _FIRST_BYTES = 1 << 14
 
 
@@ -53,7 +49,7 @@ class StreamSource(Protocol):
 
     @property
     def digest(self) -> str:
-        """Of the tensors on their way, where no digest comes behind them; else ""."""
+        """Of the whole stream, where no digest comes behind the tensors; else ""."""
         ...
 
     def receive(self, tensor: torch.Tensor) -> Wait:
@@ -67,42 +63,6 @@ class Lane(StreamSource, Protocol):
     def send(self, tensor: torch.Tensor) -> Wait:
         """The bytes of a tensor. Until what is returned has been called it is on its way."""
         ...
-
-
-class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor on its way."""
-
-    dtype: str
-    shape: list[int]
-    device: str
-
-    def size_bytes(self) -> int:
-        """Without what is around it."""
-        count = 1
-        for length in self.shape:
-            count *= length
-        return count * tree.dtype_of(self.dtype).itemsize
-
-
-class StateManifest(msgspec.Struct, frozen=True):
-    """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
-
-    `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
-    `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
-    loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`).
-    """
-
-    step: int
-    parts: dict[str, Any]
-    slots: list[TensorSlot]
-    position: bytes = b""
-    loose: Any = None
-    plain: list[Sent] = []
-    name: str = ""
-    weights: tuple[str, ...] = ()
-    flags: Flags = []
-    finite: bool = False
-    layouts: dict[int, list[list[int]]] = {}
 
 
 def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateManifest, list[torch.Tensor]]:
@@ -146,11 +106,11 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
 
 
 def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> None:
-    """Send a state along `lane`, with the digest of its tensors."""
-    parcels = _parcels(manifest.slots)
-    with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
+    """Send a state along `lane`, with the digest of all of it."""
+    parcels, frame = _parcels(manifest.slots), Framed.of(manifest)
+    with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots), frame.seal) as running:
         under_way = _UnderWay(lane.device)
-        for wait in _send_manifest(manifest, lane):
+        for wait in _send_frame(frame, lane):
             under_way.add(wait, copied=True)
         for parcel in parcels:
             alone = len(parcel) == 1 and _travels_itself(tensors[parcel[0]], lane)
@@ -173,7 +133,8 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
         DistrustError: what has come is not what was packed.
         ValueError, KeyError, TypeError, msgspec.DecodeError: it does not fit this rank's state.
     """
-    manifest = _receive_manifest(lane)
+    frame = _receive_frame(lane)
+    manifest = frame.manifest
     if manifest.step != target_step:
         raise ValueError(f"the donor stands at step {manifest.step}, expected {target_step}")
     if set(manifest.parts) != set(recovery.parts.replicated):
@@ -187,6 +148,8 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
 
     def give(body: int | list[int], own: torch.Tensor | None) -> torch.Tensor:
         index, spec = body if isinstance(body, list) else (body, None)
+        if not 0 <= index < len(manifest.slots):
+            raise ValueError(f"the state names tensor {index} of {len(manifest.slots)}")
         slot = manifest.slots[index]
         if index not in targets:
             targets[index] = _target(slot, None if own is None else local(own))
@@ -202,7 +165,7 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
             for name, part in recovery.parts.replicated.items()
         }
         loose = tree.unfold(manifest.loose, give, recovery.parts.loose.own())
-        _receive_tensors(manifest, targets, lane)
+        _receive_tensors(manifest, frame.seal, targets, lane)
         for name, part in recovery.parts.replicated.items():
             load(part, filled[name])
         recovery.parts.loose.put(loose or {})
@@ -214,9 +177,11 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
     return manifest.position
 
 
-def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], lane: StreamSource) -> None:
+def _receive_tensors(
+    manifest: StateManifest, seal: bytes, targets: dict[int, torch.Tensor], lane: StreamSource
+) -> None:
     under_way = _UnderWay(lane.device)
-    with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots)) as running:
+    with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots), seal) as running:
         for parcel in _parcels(manifest.slots):
             _fill([targets[index] for index in parcel], lane, running, under_way)
         sent = _receive_digest(lane)
@@ -227,33 +192,32 @@ def _receive_tensors(manifest: StateManifest, targets: dict[int, torch.Tensor], 
 
 def check(file: CopyFile) -> None:
     """Compare a copy with its digest. Raises `DistrustError`."""
-    manifest, at = _receive_manifest(file), file.position
-    places = []
-    for size_bytes in filter(None, (slot.size_bytes() for slot in manifest.slots)):
+    frame, places = _receive_frame(file), []
+    at = file.position
+    for size_bytes in filter(None, (slot.size_bytes() for slot in frame.manifest.slots)):
         places.append((at, size_bytes))
         at += size_bytes
-    if digest(file.tensor(*place) for place in places) != file.digest:
+    if digest((file.tensor(*place) for place in places), before=frame.seal) != file.digest:
         raise DistrustError("the copy has another digest than when it was made")
     file.position = 0
 
 
 def relay(source: StreamSource, lane: Lane) -> None:
     """Send on what comes from `source`, with its digest."""
-    manifest = _receive_manifest(source)
-    for wait in _send_manifest(manifest, lane):
+    frame = _receive_frame(source)
+    for wait in _send_frame(frame, lane):
         wait()
-    for parcel in _parcels(manifest.slots):
-        size_bytes = sum(manifest.slots[index].size_bytes() for index in parcel)
+    slots = frame.manifest.slots
+    for parcel in _parcels(slots):
+        size_bytes = sum(slots[index].size_bytes() for index in parcel)
         piece = torch.empty(size_bytes, dtype=torch.uint8, device=lane.device)
         source.receive(piece)()
         lane.send(piece)()
     lane.send(_bytes(_receive_digest(source)().encode(), lane))()
 
 
-def _send_manifest(manifest: StateManifest, lane: Lane) -> list[Wait]:
-    data = msgspec.msgpack.encode(manifest)
-    frame = len(data).to_bytes(_LENGTH_BYTES, "little") + data
-    first, rest = frame[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0"), frame[_FIRST_BYTES:]
+def _send_frame(frame: Framed, lane: Lane) -> list[Wait]:
+    first, rest = frame.data[:_FIRST_BYTES].ljust(_FIRST_BYTES, b"\0"), frame.data[_FIRST_BYTES:]
     return [lane.send(_bytes(part, lane)) for part in (first, rest) if part]
 
 
@@ -275,15 +239,10 @@ def _receive_digest(source: StreamSource) -> Callable[[], str]:
     return arrive
 
 
-def _receive_manifest(source: StreamSource) -> StateManifest:
-    first = _receive_bytes(source, _LENGTH_BYTES if isinstance(source, CopyFile) else _FIRST_BYTES)
-    size = int.from_bytes(first[:_LENGTH_BYTES], "little")
-    if not 0 < size <= _MANIFEST_LIMIT_BYTES:
-        raise ValueError(f"the donor announces {size} bytes of manifest, expected 1 to {_MANIFEST_LIMIT_BYTES}")
-    data = first[_LENGTH_BYTES:][:size]
-    if len(data) < size:
-        data += _receive_bytes(source, size - len(data))
-    return msgspec.msgpack.decode(data, type=StateManifest)
+def _receive_frame(source: StreamSource) -> Framed:
+    """What comes first. Raises `DistrustError` if it is not what was sent."""
+    first_bytes = HEAD_BYTES if isinstance(source, CopyFile) else _FIRST_BYTES
+    return Framed.read(lambda size_bytes: _receive_bytes(source, size_bytes), first_bytes)
 
 
 def _receive_bytes(source: StreamSource, size_bytes: int) -> bytes:

@@ -79,7 +79,7 @@ def restore(
             lent, note = go_back(recovery, plan.target_step)
             notes, own = [note], True
         recovery.in_flight.complete()
-    except (RuntimeError, ValueError, KeyError, TypeError, msgspec.DecodeError) as error:
+    except (RuntimeError, ValueError, LookupError, TypeError, OverflowError, msgspec.DecodeError) as error:
         raise RestoreError(
             f"rank {rank} was not brought to step {plan.target_step}: {error!r}; a peer died, or the scripts differ"
         ) from error

@@ -277,7 +277,7 @@ class NodeAgent:
                 self._pool.gone(peer)
                 self._processes.gone(peer)
             case Hello(role="worker"):
-                if self._processes.hello(peer, message):
+                if self._processes.hello(peer, message, self._link.peers_key if self._link is not None else ""):
                     self._perform_all(self._node.connected(message.rank))
             case Hello():
                 self._pool.hello(peer, message)

@@ -20,7 +20,7 @@ from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system.processes import session_of
 from taskd.wire.kinds import JobRank, LocalRank
-from taskd.wire.messages import Hello, ToLocal
+from taskd.wire.messages import Hello, PeersKey, ToLocal
 
 logger = logging.getLogger(__name__)
 
@@ -124,8 +124,8 @@ class RankProcesses:
 
     # ---- their sockets
 
-    def hello(self, peer: Peer, hello: Hello) -> bool:
-        """A worker has connected: whether it is the process that holds its rank."""
+    def hello(self, peer: Peer, hello: Hello, peers_key: str) -> bool:
+        """A worker has connected: whether it is the process that holds its rank, which is given `peers_key` then."""
         process = self._held.get(hello.rank)
         if process is None or process.incarnation != hello.incarnation or not _may_be(peer, process):
             logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
@@ -133,6 +133,7 @@ class RankProcesses:
         process.peer = peer
         if process.wrapped and process.box is not None and not _owns(peer, process.box):
             process.box = None  # it tells of another process of the wrapper
+        peer.send(PeersKey(key=peers_key))
         return True
 
     def gone(self, peer: Peer) -> None:

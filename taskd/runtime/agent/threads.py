@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Final
 
 from taskd.core.diagnosis.evidence import Stillness
+from taskd.runtime.system.hidden import ZEROMQ_NAMES
 from taskd.runtime.system.processes import read
 
 _FUTEX: Final = "futex"
@@ -41,7 +42,7 @@ _ARM: Final = {
     212: "a socket", 73: "a poll", 72: "a poll", 22: "a poll", 441: "a poll", 137: "a signal",
 }  # fmt: skip
 _CALLS: Final = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine(), {})
-_OWN: Final = "taskd-"
+_OWN: Final = ("taskd-", ZEROMQ_NAMES)
 _BEATING: Final = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_watchdg", "pt_nccl_heartbt", "cuda-EvtHandlr")
 _BEAT_SHARE: Final = 0.05
 """Of a core: who beats and does nothing else stays below."""

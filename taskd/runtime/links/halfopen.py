@@ -175,8 +175,9 @@ class Starvation:
 class Flood:
     """Tells of many silent connections once, and again only when they had ended."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, expected: str = "agent of taskd") -> None:
+        """`expected`: who connects here by right."""
+        self._most, self._expected = most, expected
         self._count = self._total = 0
         self._since_s: float | None = None
         self._told = False
@@ -190,11 +191,12 @@ class Flood:
         if self._count >= FLOOD and not self._told:
             self._told = True
             logger.warning(
-                "%d connections that say nothing were closed within %g s, and more come: whoever opens them is no "
-                "agent of taskd. Agents get in all the same (above %d the oldest are closed at once). Let only the "
-                "job's nodes reach this port: a firewall, a NetworkPolicy, a security group (told once until they end)",
+                "%d connections that say nothing were closed within %g s, and more come: whoever opens them is no %s. "
+                "Whoever is gets in all the same (above %d the oldest are closed at once). Let only the job's nodes "
+                "reach this port: a firewall, a NetworkPolicy, a security group (told once until they end)",
                 self._count,
                 WINDOW_S,
+                self._expected,
                 self._most,
             )
 

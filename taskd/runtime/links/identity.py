@@ -12,7 +12,10 @@ Rules:
    a wrong name is answered with a `Refusal`.
 4. The derivation is the same in every version of taskd. So peers of two versions get as far as their first frame,
    which names its version (`wire/codec.py`); with other keys each would blame the other's secret.
-5. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
+5. Ranks get no secret, only a key that is made of it. Of that come the key pairs of two ranks that connect to one
+   another: one pair for each end, each generation and each function. So no end takes another rank for its neighbour,
+   nor one of an older generation.
+6. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
    manager alone, and is known to the others by its hash.
 """
 
@@ -25,9 +28,11 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils import z85
 
+_PEERS: Final = b"taskd ranks"
 _SALT: Final = b"taskd wire 1, job "
 _SCRYPT_N: Final = 1 << 14
 _SCRYPT_R: Final = 8
+_TOKEN_DIGITS: Final = 32
 
 
 class Role(Enum):
@@ -56,8 +61,30 @@ def agent_of(proof: str) -> str:
 
 def keys_from_secret(secret: bytes, role: Role, job_id: str) -> KeyPair:
     """The key pair of a role in a job. The same secret, role and name always give the same pair."""
-    key = hashlib.blake2b(role.value, key=_master_key(secret, job_id), digest_size=32).digest()
-    secret_key = z85.encode(key)
+    return _pair(hashlib.blake2b(role.value, key=_master_key(secret, job_id), digest_size=32).digest())
+
+
+def peers_key(secret: bytes, job_id: str) -> str:
+    """The key of all ranks of a job, hexadecimal. Nothing about the secret follows from it. Never log it."""
+    return hashlib.blake2b(_PEERS, key=_master_key(secret, job_id), digest_size=32).hexdigest()
+
+
+def keys_of_end(key: str, end: str) -> KeyPair:
+    """The key pair of one end of a connection between ranks, which `end` names in full. `key`: of `peers_key`."""
+    return _pair(_derived(key, f"pair {end}"))
+
+
+def token(key: str, purpose: str) -> str:
+    """A name that nobody can guess who does not have the ranks' key."""
+    return _derived(key, f"name {purpose}").hex()[:_TOKEN_DIGITS]
+
+
+def _derived(key: str, purpose: str) -> bytes:
+    return hashlib.blake2b(purpose.encode(), key=bytes.fromhex(key), digest_size=32).digest()
+
+
+def _pair(secret: bytes) -> KeyPair:
+    secret_key = z85.encode(secret)
     return KeyPair(public=zmq.curve_public(secret_key), secret=secret_key)
 
 

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import Final, NewType, TypeVar
 
 import zmq
-from zmq.utils import z85
 
 from taskd.config.address import Address
 from taskd.config.security import Security
+from taskd.runtime.links.gate import Gate
 from taskd.runtime.links.halfopen import HalfOpen, least_handshake_bytes, most_half_open
-from taskd.runtime.links.identity import Role, keys_from_secret
+from taskd.runtime.links.identity import Role, keys_from_secret, peers_key
 from taskd.runtime.links.listening import bind
 from taskd.runtime.links.monitor import Connections, Dial, WithinProcess, watch
 from taskd.runtime.system.descriptors import descriptor_limits
@@ -43,8 +43,6 @@ STRANGER: Final = "handshake"
 
 _M = TypeVar("_M")
 _L = TypeVar("_L", bound="_Link")
-_ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-_ZAP_DOMAIN: Final = b"taskd"
 _INSIDE_ENDPOINT: Final = "inproc://taskd-manager"
 _MAX_MESSAGE_BYTES: Final = 2 * codec.MAX_FRAME_BYTES
 """Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can say who sent it."""
@@ -59,7 +57,7 @@ _PARTS: Final = 2
 _MAX_LOGGED: Final = 256
 _HANDSHAKE_MS: Final = 5_000
 _BACKLOG: Final = 4_096
-_KERNEL_ASKS: Final = (
+KERNEL_ASKS: Final = (
     (zmq.TCP_KEEPALIVE, 1),
     (zmq.TCP_KEEPALIVE_IDLE, 2),
     (zmq.TCP_KEEPALIVE_INTVL, 2),
@@ -110,7 +108,7 @@ class _Link:
         self._socket.setsockopt(zmq.SNDHWM, _QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUE_MESSAGES)
         self._socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-        for option, value in _KERNEL_ASKS:
+        for option, value in KERNEL_ASKS:
             self._socket.setsockopt(option, value)
         self._monitor = watch(self.context.zmq, self._socket)
         self._secured = security.secret is not None
@@ -215,7 +213,7 @@ class ManagerSocket(_Link):
         most = most_half_open(descriptor_limits()[0])
         self._half_open = HalfOpen(least_handshake_bytes(secured=self._secured), most)
         self._connections = Connections(self._monitor, self._half_open, time.monotonic)
-        self._gate: zmq.Socket[bytes] | None = None
+        self._gate: Gate | None = None
         self._speaker = Peer(b"")
         """Whose message is being read."""
         try:
@@ -234,7 +232,7 @@ class ManagerSocket(_Link):
     @property
     def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
         """All sockets whose becoming readable means that `receive()` has work."""
-        return super().sockets if self._gate is None else (*super().sockets, self._gate)
+        return super().sockets if self._gate is None else (*super().sockets, self._gate.socket)
 
     def close(self, flush_s: float = 0.0) -> None:
         """Close for good, as every link."""
@@ -243,7 +241,8 @@ class ManagerSocket(_Link):
 
     def receive(self) -> list[tuple[Peer, FromAgent]]:
         """All messages that are there now. Never waits, never raises for what a peer did."""
-        self._open_gate()
+        if self._gate is not None:
+            self._gate.answer()
         starved = self._connections.starved
         for _ in range(self._connections.refused()):
             if starved:  # perhaps it has given up before it could be let in
@@ -299,28 +298,9 @@ class ManagerSocket(_Link):
         return True
 
     def _secure(self, secret: bytes) -> None:
-        self._agent_key = keys_from_secret(secret, Role.AGENT, self._job_id).public
-        self._gate = self.context.zmq.socket(zmq.REP)
-        self._gate.setsockopt(zmq.LINGER, 0)
-        self._gate.bind(_ZAP_ENDPOINT)
-        self._socket.setsockopt(zmq.ZAP_DOMAIN, _ZAP_DOMAIN)
-        self._socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys_from_secret(secret, Role.MANAGER, self._job_id).secret)
-
-    def _open_gate(self) -> None:
-        """Answer the questions of our own socket about its peers (ZAP, RFC 27)."""
-        for _ in range(_MAX_FRAMES_PER_CALL):
-            if self._gate is None:
-                return
-            try:
-                version, request, _domain, _address, _identity, mechanism, *keys = self._gate.recv_multipart(
-                    zmq.NOBLOCK
-                )
-            except zmq.Again:
-                return
-            welcome = mechanism == b"CURVE" and keys == [z85.decode(self._agent_key)]
-            status, text = (b"200", b"OK") if welcome else (b"400", b"not a key of this job")
-            self._gate.send_multipart([version, request, status, text, b"", b""])
+        own = keys_from_secret(secret, Role.MANAGER, self._job_id).secret
+        theirs = keys_from_secret(secret, Role.AGENT, self._job_id).public
+        self._gate = Gate(self.context.zmq, self._socket, own, theirs)
 
 
 class AgentSocket(_Link):
@@ -341,6 +321,8 @@ class AgentSocket(_Link):
         super().__init__(zmq.DEALER, security, context)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._manager, self._version_trouble = manager, ""
+        self.peers_key: Final = peers_key(security.secret, security.job_id) if security.secret is not None else ""
+        """What the ranks of this node are given to know those of others by; "" without a secret."""
         self._dial: Dial | WithinProcess = WithinProcess()
         if context is not None:
             self._socket.connect(_INSIDE_ENDPOINT)

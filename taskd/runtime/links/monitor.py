@@ -31,7 +31,7 @@ _MAX_RETRY_MS: Final = 1_000
 _CONNECT_MS: Final = 3_000
 _TRIES_PER_FAMILY: Final = 5
 _FAILURES_FOR_TROUBLE: Final = 2
-_FAILED: Final = (
+FAILED: Final = (
     zmq.Event.HANDSHAKE_FAILED_AUTH,
     zmq.Event.HANDSHAKE_FAILED_NO_DETAIL,
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL,
@@ -59,7 +59,7 @@ def watch(context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]"
     return monitor
 
 
-def _events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
+def events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
     """The events that are there now, each with its value; bounded, so that a flood cannot hold the loop."""
     for _ in range(_EVENTS_PER_CALL):
         try:
@@ -72,9 +72,16 @@ def _events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
 class Connections:
     """Counts the connections to a listening socket that ended before their handshake was done; bounds the half-open."""
 
-    def __init__(self, monitor: "zmq.Socket[bytes]", half_open: HalfOpen, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        monitor: "zmq.Socket[bytes]",
+        half_open: HalfOpen,
+        clock: Callable[[], float],
+        flood: Flood | None = None,
+    ) -> None:
+        """`flood`: tells of many silent connections; by default one of its own."""
         self._monitor, self._half_open, self._clock = monitor, half_open, clock
-        self._flood, self._starvation = Flood(half_open.most), Starvation()
+        self._flood, self._starvation = flood or Flood(half_open.most), Starvation()
         self._open = 0  # accepted, handshake not done
         self._counted = False  # the failure whose DISCONNECTED comes next is counted already
 
@@ -90,19 +97,19 @@ class Connections:
     def refused(self) -> int:
         """How many have ended so since the last call."""
         before = silent = 0
-        for event, value in _events(self._monitor):
+        for event, value in events(self._monitor):
             if event == zmq.Event.ACCEPTED:
                 self._open += 1
                 self._half_open.accepted(value)
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._open = max(0, self._open - 1)
-            elif event in _FAILED or (event == zmq.Event.DISCONNECTED and not self._counted and self._open):
+            elif event in FAILED or (event == zmq.Event.DISCONNECTED and not self._counted and self._open):
                 before += 1
                 self._open = max(0, self._open - 1)
             if event == zmq.Event.DISCONNECTED:
                 self._half_open.gone(value)
             silent += event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and value == errno.EAGAIN
-            self._counted = event in _FAILED
+            self._counted = event in FAILED
         self._flood.take(silent + self._half_open.trim(), self._clock())
         return before
 
@@ -134,7 +141,7 @@ class Dial:
 
     def advance(self) -> None:
         """Take in what has happened, and dial again if it is time."""
-        for event, value in _events(self._monitor):
+        for event, value in events(self._monitor):
             self._take(event, value)
         if self._redial_at_s is not None and self._clock() >= self._redial_at_s:
             self._connect()
@@ -151,7 +158,7 @@ class Dial:
         elif event == zmq.Event.DISCONNECTED and self.connected:
             self.connected = False
             self._hang_up(after_s=0.0)
-        elif event in _FAILED or event == zmq.Event.DISCONNECTED:
+        elif event in FAILED or event == zmq.Event.DISCONNECTED:
             self._failed(event, value)
 
     def _failed(self, event: int, value: int) -> None:

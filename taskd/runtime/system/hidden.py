@@ -21,6 +21,9 @@ from typing import Final
 from taskd.runtime.system.processes import call_me
 
 logger = logging.getLogger(__name__)
+ZEROMQ_NUMBER: Final = 97
+"""What ZeroMQ is told to begin the names of its own threads with, in a rank's process."""
+ZEROMQ_NAMES: Final = f"{ZEROMQ_NUMBER}/ZMQbg/"
 
 _EVERY: Final = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 """Those that a thread brings upon itself come anyway, and whoever handles them is to see them."""

@@ -38,6 +38,7 @@ from taskd.wire.messages import (
     Join,
     Modules,
     Pause,
+    PeersKey,
     Refuses,
     Release,
     SawNonFinite,
@@ -108,6 +109,8 @@ class WorkerLink:
         self._lock_seen: LockSeen | None = None
         self.holding: Callable[[bool], StateHeld] = lambda _paused: StateHeld()
         """Asked for each report; whether it is one of a paused rank, which tells its copies too."""
+        self.peers_key: str | None = None
+        """By which the job's ranks know one another; "" without a secret, None until the agent has answered."""
         self._reported: Report | None = None
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
@@ -270,6 +273,8 @@ class WorkerLink:
                 self._feed(Input(WorkerEvent.RELEASE, message.generation, sequence=message.sequence))
             case Abandon():
                 self._feed(Input(WorkerEvent.ABANDON, cause=message.reason))
+            case PeersKey():
+                self.peers_key = message.key
             case AccountRequest():
                 self._send(self._account(message.number))
             case Modules():

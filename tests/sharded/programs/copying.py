@@ -20,9 +20,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import mse_loss
 
 import taskd
-from taskd.adaptors.training.copies import copier, exchange, snapshot
+from taskd.adaptors.training.copies import copier, snapshot
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.runtime.links.peers import PeerLink
 from tests.scripts import diary
 from tests.sharded.programs.mutations import MUTATIONS
 
@@ -86,7 +87,7 @@ for owner, name in (
     (snapshot.Snapshot, "complete"),
     (snapshot.Snapshot, "digest"),
     (copier.Copier, "_outcome"),
-    (exchange, "ready"),
+    (PeerLink, "wait"),
 ):
     passes(owner, name)
 

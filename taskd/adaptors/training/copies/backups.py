@@ -13,10 +13,11 @@ from collections.abc import Callable
 from msgspec.structs import replace
 from torch.utils.hooks import RemovableHandle
 
+from taskd.adaptors.groups.store import prefix
 from taskd.adaptors.groups.world import GroupWorld
-from taskd.adaptors.training.copies.copier import Copier, Member, Tally
-from taskd.adaptors.training.copies.exchange import neighbours
+from taskd.adaptors.training.copies.copier import Copier, CopyWorld, Member, Tally
 from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.ring import neighbours
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
@@ -91,7 +92,11 @@ class Backups:
         if self.folder is None or self._refusals.of_newcomers:
             return
         members = world.members.slots or (self._rank,)
-        prefix = f"taskd-copies/{world.generation}/{world.section}"
+        copies = CopyWorld(
+            prefix(world.store_key, world.generation),
+            world.section,
+            lambda: self._link.peers_key,
+        )
         member = Member(
             self._rank,
             members[0] == self._rank,
@@ -101,7 +106,7 @@ class Backups:
         self.folder.forget_after(self._recovery.step)
         self._begun = kept >= 0
         self._copier = Copier(
-            member, self.folder, self._every, kept, prefix, lambda: self._recovery.step, self._give_up, self._begin
+            member, self.folder, self._every, kept, copies, lambda: self._recovery.step, self._give_up, self._begin
         )
         self.tally = self._copier.tally
         self._recovery.backups = self

@@ -19,19 +19,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training.copies.copy_file import CopyHead
-from taskd.adaptors.training.copies.exchange import Exchange, Neighbours
 from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.ring import CONNECT_S, Neighbours
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.keeping import NEVER
-from taskd.errors import CopyError
-from taskd.runtime.system.hidden import HiddenThread
+from taskd.errors import CopyError, LinkError
+from taskd.runtime.system.hidden import HiddenThread, forget
 from taskd.wire.kinds import JobRank
+
+if TYPE_CHECKING:
+    from taskd.adaptors.training.copies.exchange import Exchange
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -48,6 +51,22 @@ _GRACE_S: Final = 10.0
 _ONE: Final = 1
 _FAILED: Final = 1 << 20
 _OVER: Final = 1 << 40
+
+
+class CopyWorld(NamedTuple):
+    """A world in which copies are made: how its keys in the store begin, and which of the script's functions trains.
+
+    `key` is asked for the key of the job's ranks: None as long as it is not known, "" if there is none.
+    """
+
+    prefix: str
+    section: int
+    key: Callable[[], str | None]
+
+    @property
+    def name(self) -> str:
+        """Its name among the ranks: no other world of the job has it."""
+        return f"{self.prefix} {self.section}"
 
 
 class Member(NamedTuple):
@@ -82,14 +101,14 @@ class Copier:
         folder: of this rank's copies.
         every: steps from one copy to the next; 0: as often as costs no more than `SHARE`.
         kept: the newest step of which all ranks have copies; -1 without one.
-        prefix: of the keys in the store.
+        world: whose ranks take part.
         step: asked for the step that the main thread has committed.
         refused: called with the reason, once, if there can be no copies.
         begun: called, once, when all ranks have copies of a step.
     """
 
     def __init__(
-        self, member: Member, folder: CopyFolder, every: int, kept: int, prefix: str, step: Callable[[], int],
+        self, member: Member, folder: CopyFolder, every: int, kept: int, world: CopyWorld, step: Callable[[], int],
         refused: Callable[[str], None], begun: Callable[[], None],
     ) -> None:  # fmt: skip
         self._member, self._folder, self._every = member, folder, every
@@ -105,7 +124,8 @@ class Copier:
         """Keys of the round before the last: all have read them by now."""
         self._changed = threading.Condition()
         self._stopping = self._asking = False
-        self._where = _endpoint(prefix)
+        self._world = world
+        self._host, self._port, self._store = _endpoint()
         self._first = self._due_after(step() + 1)
         self._thread = HiddenThread(self._run, "taskd-copies")
 
@@ -166,18 +186,56 @@ class Copier:
     def _run(self) -> None:
         exchange = None
         try:
-            store = self._asked(lambda: _connect(*self._where))
-            near = self._member.near
-            if near.buddy is not None:
-                exchange = Exchange(store, _own_host(self._where[0]), self._member.rank, near, lambda: self._stopping)
+            key = self._await_key() if self._member.near.buddy is not None else ""
+            store = self._asked(lambda: self._connect(key))
+            if key:
+                exchange = self._between_nodes(store, key)
             self._rounds(store, exchange)
-        except (OSError, CopyError, RuntimeError) as error:
+        except (OSError, CopyError, LinkError, RuntimeError) as error:
             self._let_go(exchange)
             self._tell(error)
         finally:
             self._let_go(exchange)
 
-    def _let_go(self, exchange: Exchange | None) -> None:
+    def _await_key(self) -> str:
+        """The key of the job's ranks. Without one every rank keeps its copies to itself, which is said once."""
+        end_s = time.monotonic() + CONNECT_S
+        while (key := self._world.key()) is None:
+            self._pause(_POLL_S)
+            if time.monotonic() > end_s:
+                raise CopyError("the agent has not said whether the job has a secret")
+        if not key:
+            self._member = self._member._replace(near=Neighbours(None, None))
+            if self._member.first and self.kept < 0:
+                _log.warning(
+                    "the job has no secret, so no copy of a rank's state goes to another node: anybody could read and "
+                    "replace it on its way. With a node its ranks' states are lost. Set TASKD_SECRET to the same value "
+                    "on every node (make one with: openssl rand -hex 32)"
+                )
+                forget()
+        return key
+
+    def _connect(self, key: str) -> Store:
+        """A connection of this thread's own: an answer that another thread waits for holds a connection up."""
+        host, port = self._host, self._port
+        own = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_ANSWER) if host else self._store
+        prefix = f"{self._world.prefix}/copies/{self._world.section}"
+        if key:
+            from taskd.runtime.links.identity import token  # as below
+
+            prefix += f"/{token(key, self._world.name)}"
+        return PrefixStore(prefix, own)
+
+    def _between_nodes(self, store: Store, key: str) -> "Exchange":
+        """Connect to the ranks of other nodes. Jobs of one node never import ZeroMQ in a rank."""
+        from taskd.adaptors.training.copies.exchange import Exchange
+
+        member, host = self._member, _own_host(self._host)
+        return Exchange(
+            store, host, self._world.name, member.rank, member.near, key, lambda: self._stopping, self._asked
+        )
+
+    def _let_go(self, exchange: "Exchange | None") -> None:
         self.next = NEVER
         self.snapshot.release()
         if exchange is not None:
@@ -189,7 +247,7 @@ class Copier:
             if not self._changed.wait_for(lambda: self._stopping, _GRACE_S):
                 _log.warning("rank %d: no more copies are made until the next recovery: %s", self._member.rank, error)
 
-    def _rounds(self, store: Store, exchange: Exchange | None) -> None:
+    def _rounds(self, store: Store, exchange: "Exchange | None") -> None:
         step = self._first
         while step < NEVER:
             self._arm(step)
@@ -214,9 +272,9 @@ class Copier:
                 raise CopyError("told to stop")
             return self._told[1]
 
-    def _copy(self, step: int, exchange: Exchange | None, taken: bool) -> bool:
+    def _copy(self, step: int, exchange: "Exchange | None", taken: bool) -> bool:
         """Finish the own copy, and take in the ward's; whether both are whole."""
-        begun_s = time.thread_time()
+        begun_s = _busy_s(exchange)
         file = self.snapshot.complete() if taken else None
         head = None if file is None else CopyHead(
             self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest()
@@ -226,11 +284,11 @@ class Copier:
             file.seal(head)
         theirs: CopyHead | None = head
         if exchange is not None:
-            theirs = self._swap(exchange, head)
-        self.tally.busy_s = time.thread_time() - begun_s
+            theirs = self._swap(exchange, step, head)
+        self.tally.busy_s = _busy_s(exchange) - begun_s
         return head is not None and theirs is not None
 
-    def _swap(self, exchange: Exchange, head: CopyHead | None) -> CopyHead | None:
+    def _swap(self, exchange: "Exchange", step: int, head: CopyHead | None) -> CopyHead | None:
         outgoing = self.snapshot.memory() if head is not None else memoryview(b"")
         kept = []
 
@@ -239,7 +297,7 @@ class Copier:
             kept.append(file)
             return file.bytes(theirs.size_bytes)
 
-        theirs = exchange.swap(head, outgoing, room)
+        theirs = exchange.swap(step, head, outgoing, room)
         if theirs is not None:
             kept[0].seal(theirs)
         return theirs
@@ -300,25 +358,21 @@ class Copier:
             raise CopyError("told to stop")
 
 
-Where = tuple[str, int, Store, str]
-
-
-def _endpoint(prefix: str) -> Where:
-    """Where the present world's store listens, the store itself if it does not, and a prefix for its keys."""
+def _endpoint() -> tuple[str, int, Store]:
+    """Where the present world's store listens, or the store itself if it does not."""
     if not c10d.is_initialized():
-        return "", 0, HashStore(), prefix
+        return "", 0, HashStore()
     store = inner = c10d._world.pg_map[c10d._get_default_group()][1]
     while isinstance(inner, PrefixStore):
         inner = inner.underlying_store
     if isinstance(inner, TCPStore):
-        return inner.host, inner.port, store, prefix
-    return "", 0, store, prefix
+        return inner.host, inner.port, store
+    return "", 0, store
 
 
-def _connect(host: str, port: int, store: Store, prefix: str) -> Store:
-    """A connection of this thread's own: an answer that another thread waits for holds a connection up."""
-    own = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_ANSWER) if host else store
-    return PrefixStore(prefix, own)
+def _busy_s(exchange: "Exchange | None") -> float:
+    """Processor time of this thread, and of the connections that it has."""
+    return time.thread_time() + (exchange.busy_s() if exchange is not None else 0.0)
 
 
 def _own_host(store_host: str) -> str:

@@ -5,7 +5,7 @@ Rules:
 1. The head is erased before the first byte changes, and written after the last: a file with a head is whole.
 2. Its memory is reserved as it is made: too little is an error then, and no SIGBUS in the midst of a step. A file in
    its place may be cut: that costs the copy, and not the process.
-3. The head has the digest of the tensors. Who loads a copy compares them; a damaged copy is erased.
+3. The head has the digest of the whole stream. Who loads a copy compares them; a damaged copy is erased.
 """
 
 import mmap
@@ -13,27 +13,28 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import torch
 
 from taskd.runtime.folders.nameless import open_kept
 from taskd.runtime.worker.pulse import guard
-from taskd.wire.kinds import JobRank
+from taskd.wire.bounds import Counter, OfJob
 
 HEAD_BYTES: Final = 4096
 _MAGIC: Final = b"taskdcp1"
 _PAGE: Final = 1 << 20
+_MOST_BYTES: Final = 1 << 50
 
 
 class CopyHead(msgspec.Struct, frozen=True):
-    """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of the tensors."""
+    """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of all of them."""
 
-    of: JobRank
-    step: int
-    size_bytes: int
-    digest: str = ""
+    of: OfJob
+    step: Counter
+    size_bytes: Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
+    digest: Annotated[str, msgspec.Meta(max_length=64, pattern="^[0-9a-f]*$")] = ""
 
 
 class CopyFile:
@@ -62,7 +63,7 @@ class CopyFile:
             head = msgspec.msgpack.decode(data, type=CopyHead)
         except msgspec.DecodeError:
             return None
-        return head if 0 < head.size_bytes <= len(self._map) - HEAD_BYTES else None
+        return head if head.size_bytes <= len(self._map) - HEAD_BYTES else None
 
     def erase(self) -> None:
         """It is no copy any more."""
@@ -111,7 +112,7 @@ class CopyFile:
 
     @property
     def digest(self) -> str:
-        """That of the tensors."""
+        """That of the whole stream."""
         head = self.head()
         return head.digest if head is not None else ""
 

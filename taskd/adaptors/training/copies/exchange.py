@@ -1,61 +1,32 @@
-"""How a copy comes to another node: one TCP connection to the rank that keeps it, none of training's groups.
+"""How a copy comes to another node: one connection to the rank that keeps it, none of training's groups.
 
 Rules:
 
-1. The *buddy* of a rank is the one of the same local rank on the next node of the world; whose buddy it is, is its
-   *ward*. On one node there is none: a second copy there would not outlive what the first does not.
-2. Sending and receiving go on at the same time: all ranks send at once, in a ring.
-3. Whoever connects shows a secret from the job's store first.
-4. Every wait looks whether it is to end.
+1. Sending and receiving go on at the same time: all ranks send at once, in a ring (`ring.py`).
+2. Both ends know each other by keys of the job's secret, of this world and of their ranks (`runtime/links/peers.py`).
+   A receiver compares whose state of which step has come. Without a secret there is no exchange.
+3. Every wait looks whether it is to end.
 """
 
-import os
-import select
-import socket
 import time
-from collections.abc import Callable, Sequence
-from secrets import compare_digest, token_hex
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 from torch._C._distributed_c10d import Store
 
 from taskd.adaptors.training.copies.copy_file import CopyHead
+from taskd.adaptors.training.copies.ring import CONNECT_S, Neighbours
+from taskd.config.address import Address, parse_address
 from taskd.errors import CopyError
+from taskd.runtime.links.peers import FRAME_BYTES, Ends, PeerLink
 from taskd.wire.kinds import JobRank
 
-_FRAME_BYTES: Final = 256
+_HELLO: Final = b"taskd copies 2"
+"""Named by both ends: another number is another protocol."""
 _LOOK_S: Final = 0.02
 """So long a wait does not look whether it is to end."""
-CONNECT_S: Final = 60.0
-
-
-class Neighbours(NamedTuple):
-    """Who keeps a rank's copies, and whose copies it keeps; None on one node."""
-
-    buddy: JobRank | None
-    ward: JobRank | None
-
-
-def neighbours(rank: JobRank, members: Sequence[JobRank], per_node: int) -> Neighbours:
-    """Those of one rank of the job in a world of these members, of which each node has `per_node`."""
-    places = sorted({member // per_node for member in members})
-    at = places.index(rank // per_node)
-    before, after = (JobRank(places[(at + way) % len(places)] * per_node + rank % per_node) for way in (-1, 1))
-    return Neighbours(None, None) if len(places) == 1 else Neighbours(after, before)
-
-
-def ready(reads: Sequence[socket.socket], writes: Sequence[socket.socket], limit_s: float) -> tuple[bool, bool]:
-    """Wait until one can be read from or written to, at most so long: whether any can, of each.
-
-    None is in both. A process may have thousands of descriptors, which `select.select` would refuse.
-    """
-    poll = select.poll()
-    for sockets, event in ((reads, select.POLLIN), (writes, select.POLLOUT)):
-        for one in sockets:
-            poll.register(one, event)
-    able = {descriptor for descriptor, _ in poll.poll(limit_s * 1e3)}  # one that has failed is: to be told so
-    return any(one.fileno() in able for one in reads), any(one.fileno() in able for one in writes)
+_MOST_ADDRESS_CHARS: Final = 100
 
 
 class Exchange:
@@ -63,111 +34,131 @@ class Exchange:
 
     Args:
         store: where the ranks of this world find one another.
+        host: this rank's own address.
+        world: the name of this world, as all its ranks have it.
+        rank: this one.
+        near: its neighbours.
+        key: of the job's ranks.
         stopped: whether to give up.
+        asked: returns what a question to the store gives, which may take as long as the store likes.
 
     Raises:
-        CopyError: it was told to stop, or a neighbour is gone.
-        OSError: the network.
+        CopyError: it was told to stop, or a neighbour does not come or sends what it should not.
+        LinkError: the network.
     """
 
-    def __init__(self, store: Store, host: str, rank: JobRank, near: Neighbours, stopped: Callable[[], bool]) -> None:
-        self._stopped = stopped
-        self._sockets: list[socket.socket] = []
+    def __init__(
+        self,
+        store: Store,
+        host: str,
+        world: str,
+        rank: JobRank,
+        near: Neighbours,
+        key: str,
+        stopped: Callable[[], bool],
+        asked: Callable[[Callable[[], object]], object],
+    ) -> None:
+        assert near.buddy is not None
+        assert near.ward is not None
+        self._stopped, self._asked, self._near = stopped, asked, near
+        self._link = PeerLink(key, Ends(world, rank, near.buddy, near.ward), host)
         try:
-            self._connect(store, host, rank, near)
+            self._connect(store, rank, near.buddy)
         except BaseException:
             self.close()
             raise
 
     def swap(
-        self, head: CopyHead | None, outgoing: memoryview, room: Callable[[CopyHead], memoryview]
+        self, step: int, head: CopyHead | None, outgoing: memoryview, room: Callable[[CopyHead], memoryview]
     ) -> CopyHead | None:
         """Give the buddy a copy (None: there is none this time) and take the ward's into `room`; return its head."""
-        frame = msgspec.msgpack.encode(head)
-        to_send = [memoryview((len(frame).to_bytes(2, "little") + frame).ljust(_FRAME_BYTES, b"\0"))]
+        to_send: list[bytes | memoryview] = [msgspec.msgpack.encode(head)]
         if head is not None:
-            to_send.append(outgoing)
-        taken = bytearray(_FRAME_BYTES)
-        into, theirs, known = memoryview(taken), None, False
-        while to_send or into:
-            reads = [self._ward] if into else []
-            writes = [self._buddy] if to_send else []
-            readable, writable = ready(reads, writes, _LOOK_S)
-            if self._stopped():
-                raise CopyError("told to stop")
-            if writable:
-                sent = self._buddy.send(to_send[0])
-                to_send[0] = to_send[0][sent:]
-                if not len(to_send[0]):
-                    to_send.pop(0)
-            if readable:
-                count = self._ward.recv_into(into)
-                if not count:
-                    raise CopyError("the rank whose copies are kept here is gone")
-                into = into[count:]
-                if not len(into) and not known:
-                    known, theirs = True, _head(taken)
+            to_send += [outgoing[at : at + FRAME_BYTES] for at in range(0, len(outgoing), FRAME_BYTES)]
+        to_send.reverse()
+        theirs, into, known = None, memoryview(b""), False
+        while to_send or into or not known:
+            self._wait(reads=bool(into) or not known, writes=bool(to_send))
+            while to_send and self._link.send(to_send[-1]):
+                to_send.pop()
+            while (into or not known) and (frame := self._link.receive()) is not None:
+                if known:
+                    into = _put(frame, into)
+                else:
+                    known, theirs = True, self._head(frame, step)
                     into = room(theirs) if theirs is not None else into
         return theirs
 
+    def busy_s(self) -> float:
+        """Processor time that the connections have taken so far."""
+        return self._link.busy_s()
+
     def close(self) -> None:
-        """End the connections."""
-        for one in self._sockets:
-            one.close()
+        """End the connections. A second time nothing happens."""
+        self._link.close()
 
-    def _connect(self, store: Store, host: str, rank: JobRank, near: Neighbours) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = self._keep(socket.create_server((host, 0), family=family))
-        secret = token_hex(16)
-        store.set(f"address/{rank}", f"{listener.getsockname()[0]} {listener.getsockname()[1]} {secret}")
+    def _head(self, frame: memoryview, step: int) -> CopyHead | None:
+        """What the ward's copy says of itself. Raises `CopyError` if it is not that rank's of this step."""
+        try:
+            head = msgspec.msgpack.decode(frame, type=CopyHead | None)
+        except msgspec.DecodeError as error:
+            raise CopyError(f"rank {self._near.ward} has sent no head of a copy: {error}") from error
+        if head is not None and (head.of, head.step) != (self._near.ward, step):
+            raise CopyError(
+                f"rank {self._near.ward} has sent a copy of rank {head.of}'s state of step {head.step}, expected its "
+                f"own of step {step}"
+            )
+        return head
+
+    def _connect(self, store: Store, rank: JobRank, buddy: JobRank) -> None:
+        """Let the buddy in, and be let in by the ward."""
         end_s = time.monotonic() + CONNECT_S
-        key = f"address/{near.buddy}"
-        while not store.check([key]):
-            self._pause(end_s, f"rank {near.buddy} has no address")
-        there, port, theirs = store.get(key).decode().split()
-        store.delete_key(key)
-        self._buddy = self._reach(there, int(port), end_s)
-        self._buddy.sendall(bytes.fromhex(theirs))  # less than any buffer
-        self._ward = self._accept(listener, bytes.fromhex(secret), end_s, near)
-        for one in (self._buddy, self._ward):
-            one.setblocking(False)
+        self._asked(lambda: store.set(f"address/{rank}", str(self._link.address)))
+        key = f"address/{buddy}"
+        while not self._asked(lambda: store.check([key])):
+            self._pause(end_s, f"rank {buddy} has no address")
+        self._link.connect(_address(self._asked(lambda: store.get(key)), buddy))
+        self._asked(lambda: store.delete_key(key))
+        said, heard = False, None
+        while not said or heard is None:
+            said = said or self._link.send(_HELLO)
+            heard = self._link.receive() if heard is None else heard
+            if not said or heard is None:
+                why = f"rank {buddy} lets this one not in" if not said else f"rank {self._near.ward} has not connected"
+                self._wait(reads=heard is None, writes=not said)
+                self._look(end_s, why)
+        if heard.tobytes() != _HELLO:
+            raise CopyError(f"rank {self._near.ward} runs another version of taskd: install the same on every node")
 
-    def _reach(self, host: str, port: int, end_s: float) -> socket.socket:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        there = self._keep(socket.socket(*address[:3]))
-        there.setblocking(False)
-        there.connect_ex(address[4])
-        while not ready([], [there], 0)[1]:
-            self._pause(end_s, f"{host}:{port} does not answer")
-        failed = there.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if failed:
-            raise OSError(failed, os.strerror(failed), f"{host}:{port}")
-        return there
+    def _wait(self, *, reads: bool, writes: bool) -> None:
+        self._link.wait(reads=reads, writes=writes, limit_s=_LOOK_S)
+        if self._stopped():
+            raise CopyError("told to stop")
+        if self._link.trouble:
+            raise CopyError(self._link.trouble)
 
-    def _accept(self, listener: socket.socket, secret: bytes, end_s: float, near: Neighbours) -> socket.socket:
-        while True:
-            while not ready([listener], [], 0)[0]:
-                self._pause(end_s, f"rank {near.ward} has not connected")
-            connection, _ = listener.accept()
-            connection.settimeout(1.0)
-            try:
-                shown = connection.recv(len(secret), socket.MSG_WAITALL)
-            except OSError:
-                shown = b""
-            if compare_digest(shown, secret):
-                return self._keep(connection)
-            connection.close()
-
-    def _pause(self, end_s: float, why: str) -> None:
+    def _look(self, end_s: float, why: str) -> None:
         if self._stopped() or time.monotonic() > end_s:
             raise CopyError(why)
+
+    def _pause(self, end_s: float, why: str) -> None:
+        self._look(end_s, why)
         time.sleep(_LOOK_S)  # between two looks at what another rank does
 
-    def _keep(self, one: socket.socket) -> socket.socket:
-        self._sockets.append(one)
-        return one
+
+def _put(frame: memoryview, into: memoryview) -> memoryview:
+    """Put one frame where it belongs; what is still empty. Raises `CopyError` if it has another length."""
+    expected = min(FRAME_BYTES, len(into))
+    if len(frame) != expected:
+        raise CopyError(f"a frame of a copy has {len(frame)} bytes, expected {expected}")
+    into[:expected] = frame
+    return into[expected:]
 
 
-def _head(frame: bytearray) -> CopyHead | None:
-    length = int.from_bytes(frame[:2], "little")
-    return msgspec.msgpack.decode(frame[2 : 2 + length], type=CopyHead | None)
+def _address(said: object, buddy: JobRank) -> Address:
+    """Where the buddy listens, which the store says, and anybody may have written there."""
+    assert isinstance(said, bytes)
+    found = parse_address(said.decode(errors="replace")) if len(said) <= _MOST_ADDRESS_CHARS else None
+    if found is None:
+        raise CopyError(f"the store names no address of rank {buddy}")
+    return found

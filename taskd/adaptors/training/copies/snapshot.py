@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-import msgspec
 import torch
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.manifest import Framed
 from taskd.adaptors.training.packing import pack
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.partitions import whole
@@ -41,6 +41,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.size_bytes = 0
         self._file: CopyFile | None = None
+        self._seal = b""
         self._places: list[tuple[int, int]] = []
         self._later: list[tuple[torch.Tensor, torch.Tensor, int]] = []
         self._ready: Any = None
@@ -62,8 +63,8 @@ class Snapshot:
             TypeError, RuntimeError: the state has something that cannot be put down.
         """
         manifest, tensors = pack(recovery, everything=True)
-        data = msgspec.msgpack.encode(manifest)
-        start = 8 + len(data)
+        frame = Framed.of(manifest)
+        self._seal, start = frame.seal, len(frame.data)
         self._places = []
         for tensor in tensors:
             self._places.append((start, tensor.nbytes))
@@ -73,7 +74,7 @@ class Snapshot:
         if missing:
             raise OSError(errno.ENOSPC, missing)
         self._file = file = folder.room(of, start, keep)
-        file.bytes(8 + len(data))[:] = len(data).to_bytes(8, "little") + data
+        file.bytes(len(frame.data))[:] = frame.data
         stepped = {tensor.untyped_storage().data_ptr() for tensor in _stepped(recovery)}
         self._later = []
         for tensor, (at, size_bytes) in zip(tensors, self._places, strict=True):
@@ -119,9 +120,10 @@ class Snapshot:
         return None if spoilt else file
 
     def digest(self) -> str:
-        """Of the tensors as they were put down."""
+        """Of the whole stream: what describes the tensors, and these as they were put down."""
         assert self._file is not None
-        return digest(self._file.tensor(at, size_bytes) for at, size_bytes in self._places if size_bytes)
+        tensors = (self._file.tensor(at, size_bytes) for at, size_bytes in self._places if size_bytes)
+        return digest(tensors, before=self._seal)
 
     def memory(self) -> memoryview:
         """The whole stream."""
