@@ -48,12 +48,20 @@ class _Aside:
         self._keep_alive = getattr(handler, "_keep_alive", None)
         self._lost = False
 
+    def _in_charge(self) -> bool:
+        try:
+            return self._leads()
+        except Exception:
+            logger.exception("taskd failed when torchrun asked its rendezvous; torchrun goes on with its own behaviour")
+            self._leads = lambda: False
+            return False
+
     def num_nodes_waiting(self) -> int:
-        return 0 if self._leads() else int(self._count())
+        return 0 if self._in_charge() else int(self._count())
 
     def keep_alive(self) -> None:
         """Called by torch's timer. torch would complain of a lost store every few seconds, to the end of the job."""
-        if not self._leads():
+        if not self._in_charge():
             self._lost = False
             if self._keep_alive is not None:
                 self._keep_alive()
@@ -69,7 +77,7 @@ class _Aside:
             self._handler._op_executor.run(_RendezvousKeepAliveOp(), time.monotonic() + _KEEP_ALIVE_S)
 
     def shutdown(self) -> bool:
-        if not self._leads():
+        if not self._in_charge():
             return bool(self._shutdown())
         if self._lost:
             return False
