@@ -158,11 +158,6 @@ class Worker:
             self.state = WorkerState.TRAINING
             self._tell(Stage.TRAINING, given)
 
-    def enter_again(self, given: Input) -> None:
-        """The script has caught an exception of its own and calls the function again. Its stage is known already."""
-        if self.state is WorkerState.INTERRUPTED:
-            self._pause(given)
-
     def note_pause(self, given: Input) -> None:
         """Outside the resilient function: the pause waits until it is entered."""
         if given.generation > self.generation:
@@ -270,7 +265,8 @@ _WAITING = (WorkerState.PAUSED, WorkerState.FINISHED)
 TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
     # The main thread. The script may call a second resilient function after the first, or one again that has raised.
     **rows(_OUTSIDE, WorkerEvent.ENTER, Worker.enter, WorkerState.TRAINING, WorkerState.PAUSED),
-    **rows((WorkerState.TRAINING, WorkerState.INTERRUPTED), WorkerEvent.ENTER, Worker.enter_again, WorkerState.PAUSED),
+    **rows((WorkerState.TRAINING,), WorkerEvent.ENTER, Worker.ignore),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.ENTER, Worker.out, WorkerState.PAUSED),
     **rows(
         (WorkerState.TRAINING, WorkerState.INTERRUPTED, WorkerState.JOINING),
         WorkerEvent.RAISED,

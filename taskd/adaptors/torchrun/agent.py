@@ -4,7 +4,7 @@ Rules:
 
 1. Every override calls torch's own method; what torch adds to it in a later version is kept.
 2. Whatever goes wrong in taskd leaves torchrun's own behaviour, with one traceback in the log.
-3. `_make_node_runtime` is the only place that knows the runtime.
+3. `make_node_runtime` is the only place that knows the runtime.
 """
 
 import contextlib
@@ -24,82 +24,25 @@ from torch.distributed.elastic.multiprocessing.api import SignalException, Subpr
 from taskd.adaptors.torchrun import entry
 from taskd.adaptors.torchrun.command import NUMA_REASON, injection, parse_command
 from taskd.adaptors.torchrun.ends import LeavableStore
-from taskd.adaptors.torchrun.given import given_master_addr, keeps_logs, max_restarts
+from taskd.adaptors.torchrun.given import given_master_addr, max_restarts
 from taskd.adaptors.torchrun.host import TaskdContext, TorchrunHost
-from taskd.adaptors.torchrun.isolation import isolated
 from taskd.adaptors.torchrun.logs import spare_earlier
+from taskd.adaptors.torchrun.node_runtime import make_node_runtime
 from taskd.adaptors.torchrun.refusal import refuse_wrong_settings
 from taskd.adaptors.torchrun.script import mark_round
 from taskd.adaptors.torchrun.start import restore_inherited
 from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
-from taskd.config.process import environment, hand_down, profile_nccl, withhold
-from taskd.config.settings import DESCRIPTORS, SECRET, SIGCHLD_IGNORED
-from taskd.core.descriptors import needed_descriptors, plan_descriptors
-from taskd.errors import RoomError, TaskdError
+from taskd.config.process import environment
+from taskd.errors import TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
-from taskd.runtime.system.descriptors import (
-    descriptor_limits,
-    fill_standard_descriptors,
-    open_descriptors,
-    set_descriptor_limit,
-)
-from taskd.runtime.system.sigchld import stop_ignoring_sigchld
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
 logger = logging.getLogger(__name__)
 
 _ROUND_KEY: Final = "taskd/round"
 _weave_lock: Final = threading.Lock()
-
-
-def _make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec) -> NodeRuntime:
-    with isolated():
-        from taskd.adaptors.torchrun.store import NodeStore
-        from taskd.config.agent import AgentConfig
-        from taskd.runtime.agent.agent import NodeAgent
-        from taskd.runtime.box.elf import flaw
-        from taskd.runtime.box.shim import REINSTALL, library_path
-
-    fill_standard_descriptors()
-    config = AgentConfig.from_environment(master_addr=master_addr, node_count=node_count)
-    if config.manager is not None:
-        config.security.check(config.manager, "connect to")
-    withhold(SECRET)  # a rank needs none, and shows its environment to trackers and logs
-    needed = needed_descriptors(
-        open_descriptors(),
-        spec.local_world_size,
-        config.standbys,
-        node_count,
-        embeds=config.manager is None,
-        logs=keeps_logs(spec),
-    )
-    _find_descriptors(needed, parse_command(spec.entrypoint, spec.args, sys.executable))
-    if config.nccl_times:
-        plugin = library_path()
-        wrong = flaw(plugin)
-        if reason := f"{plugin} {wrong}; {REINSTALL}" if wrong else profile_nccl(plugin):
-            logger.warning("no times of NCCL's kernels, and so no slow ranks of jobs that use it: %s", reason)
-    if stop_ignoring_sigchld():
-        hand_down(SIGCHLD_IGNORED, 1)
-    try:
-        return NodeAgent(config, NodeStore(config.manager).serve)
-    except Exception:
-        restore_inherited()
-        raise
-
-
-def _find_descriptors(needed: int, command: Command) -> None:
-    """See that this process may have so many descriptors, and ranks of `command` no more. Raises `RoomError`."""
-    soft, hard = descriptor_limits()
-    plan = plan_descriptors(needed, soft, hard, "" if command.python else command.reason)
-    if plan.refusal:
-        raise RoomError(plan.refusal)
-    if plan.limit is not None:
-        set_descriptor_limit(plan.limit)
-        hand_down(DESCRIPTORS, soft)
-        logger.info("limit of descriptors raised for torchrun: soft=%d needed=%d hard=%d", soft, needed, hard)
 
 
 class TaskdElasticAgent(stock.LocalElasticAgent):
@@ -212,6 +155,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_guarded(host.stock)
         if runtime is not None:
             self._taskd_guarded(lambda: runtime.stop(deserts=True))
+            self._taskd_guarded(restore_inherited)
 
     def _taskd_make(self, worker_group: WorkerGroup, master_addr: str | None, node_count: int) -> None:
         if self._taskd_runtime is not None or self._taskd_disabled:
@@ -225,7 +169,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             logger.info("no manager is known, and the job may grow: taskd leaves it to torchrun")
             return
         self._taskd_disabled = True  # unless the next line succeeds: one attempt, one traceback
-        self._taskd_runtime = _make_node_runtime(master_addr, node_count, worker_group.spec)
+        self._taskd_runtime = make_node_runtime(master_addr, node_count, worker_group.spec)
         set_aside(worker_group.spec.rdzv_handler, self._taskd_leads)
         self._taskd_disabled = False
 

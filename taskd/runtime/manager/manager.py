@@ -44,8 +44,8 @@ from taskd.runtime.manager.cluster import Cluster, cluster_of
 from taskd.runtime.manager.crowd import Peers, own_evidence, unfit
 from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, most_bytes
 from taskd.runtime.manager.kernels import Kernels
+from taskd.runtime.manager.known_modules import KnownModules
 from taskd.wire.checks import Inspect
-from taskd.wire.codec import MAX_MODULES_BYTES
 from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import Answer, Directive, Drain, EvidenceReport, FromAgent, Modules, NodeStatus, Refusal, Stage
 from taskd.wire.text import line
@@ -90,8 +90,7 @@ class Manager:
         self._journal = Journal(config.run_dir, config.job_id, most=most)
         self._cluster = cluster or cluster_of(config.node_command, config.job_id)
         self._kernels = Kernels()
-        self._modules: set[str] = set()
-        self._modules_bytes = 0
+        self._modules = KnownModules()
         self._standbys: dict[NodeRank, int] = {}
         self._pids: dict[NodeRank, dict[str, int]] = {}
         self._first_step = -1
@@ -251,21 +250,15 @@ class Manager:
                 "modules", "names of modules", "a peer without a place in the job, expected a node of it"
             )
             return
-        known = len(self._modules)
-        for name in sorted(set(names) - self._modules):
-            size_bytes = self._modules_bytes + len(name.encode()) + 5
-            if size_bytes <= MAX_MODULES_BYTES:
-                self._modules.add(name)
-                self._modules_bytes = size_bytes
-        if len(self._modules) == known:
+        if not self._modules.learn(names):
             return
         for agent_id in self._core.world.nodes.candidates:
             self._teach(agent_id)
 
     def _teach(self, agent_id: str) -> None:
-        peer = self._peers.get(agent_id)
-        if peer is not None and self._modules:
-            self._socket.send(peer, Modules(names=tuple(sorted(self._modules))))
+        peer, message = self._peers.get(agent_id), self._modules.message()
+        if peer is not None and message is not None:
+            self._socket.send(peer, message)
 
     def _drain(self, peer: Peer, message: Drain) -> None:
         if message.job_id != self._config.job_id:

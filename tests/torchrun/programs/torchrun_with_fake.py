@@ -8,7 +8,7 @@ from tests.torchrun.scripted import ScriptedRuntime
 
 folder, mode = sys.argv[1:3]
 runtime = ScriptedRuntime(folder, mode)
-agent._make_node_runtime = runtime.of
+vars(agent)["make_node_runtime"] = runtime.of
 sys.argv[1:3] = []
 
 from torch.distributed.run import main  # noqa: E402
