@@ -386,7 +386,7 @@ def test_its_directory_is_gone_in_the_end(run_dir: Path, host: Host) -> None:
         AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: STORE
     )
     variables = msgspec.convert(agent.worker_environment(LocalRank(0)), dict[str, str])
-    folder = Path(variables["TASKD_AGENT_SOCKET"]).parent
+    folder = Path(variables["TASKD_BLACKBOX"]).parent
     assert folder.exists()
     agent.stop()
     assert not folder.exists()

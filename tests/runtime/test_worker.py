@@ -235,6 +235,7 @@ def test_nobody_recovers_it(make: Make) -> None:
         pair.link.await_order()
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("first", ["waits", "is deserted"])
 def test_an_agent_that_ends_keeps_nobody_waiting(make: Make, first: str) -> None:
     """Its torchrun lives on. Whoever has finished leaves the function, whether it waits already or comes later."""

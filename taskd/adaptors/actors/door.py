@@ -74,6 +74,7 @@ class Door:
         self._poll.register(self._listener, select.EPOLLIN)
         self._waiting: dict[int, tuple[socket.socket, bytes]] = {}
         """Who has not proved itself: its connection, and the proof expected of it; b"" before it has spoken."""
+        self._told = False
 
     def fileno(self) -> int:
         """Readable when somebody has come, or has said something."""
@@ -105,8 +106,8 @@ class Door:
         try:
             refuse_strangers(link, "the agent of a rank")
         except PermissionError as error:
-            logger.error("a process asks for a rank: %s", error.strerror)
             link.close()
+            self._tell(f"a process asks for a rank: {error.strerror}")
             return
         if len(self._waiting) >= _MOST_WAITING:
             self._send_away(next(iter(self._waiting)))
@@ -133,8 +134,14 @@ class Door:
             return Visitor(pid, link)
         link.close()
         if said:
-            logger.error("process %d asks for a rank, and does not hold its job's key; refused", pid)
+            self._tell(f"process {pid} asks for a rank, and does not hold its job's key; refused")
         return None
+
+    def _tell(self, what: str) -> None:
+        """Log the first stranger: whoever is refused may come again and again."""
+        if not self._told:
+            self._told = True
+            logger.error("%s; further ones are not logged", what)
 
     def _send_away(self, descriptor: int) -> None:
         link, _ = self._waiting.pop(descriptor)

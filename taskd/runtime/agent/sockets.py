@@ -60,6 +60,7 @@ class LocalServer:
     def __init__(self, path: Path, *, listens: bool = True) -> None:
         self.path = path
         self._entry, self._named = -1, False
+        self._told = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._epoll = select.epoll()
         self._peers: dict[int, Peer] = {}
@@ -130,8 +131,10 @@ class LocalServer:
             try:
                 refuse_strangers(link, str(self.path))
             except PermissionError as error:
-                logger.error("refused a connection: %s", error)
                 link.close()
+                if not self._told:
+                    self._told = True
+                    logger.error("refused a connection: %s; further ones are not logged", error)
                 continue
             self.adopt(link)
 

@@ -11,7 +11,6 @@ Rules:
    made if it is not there, and never reached through a link.
 """
 
-import ctypes
 import errno
 import fcntl
 import os
@@ -22,6 +21,8 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from taskd.runtime.system.memfd import make_memfd
 
 _PROCESSES: Final = Path("/proc")
 _CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8
@@ -140,11 +141,12 @@ def unname(listener: socket.socket, path: Path) -> tuple[Path, int]:
 
 
 def _sealed(name: str) -> int:
-    descriptor = _memfd(name, _CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
-    if descriptor < 0 and ctypes.get_errno() == errno.EINVAL:  # Linux before 6.3
-        descriptor = _memfd(name, _CLOEXEC | _ALLOW_SEALING)
-    if descriptor < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    try:
+        descriptor = make_memfd(name, _CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = make_memfd(name, _CLOEXEC | _ALLOW_SEALING)  # Linux before 6.3
     try:
         os.fchmod(descriptor, 0o600)
         fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK)
@@ -152,15 +154,6 @@ def _sealed(name: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
-
-
-def _memfd(name: str, flags: int) -> int:
-    """By the C library: a Python that was built for an older one has no `os.memfd_create`."""
-    make = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
-    if make is None:
-        ctypes.set_errno(errno.ENOSYS)
-        return -1
-    return int(make(name.encode(), ctypes.c_uint(flags)))
 
 
 def _unlinked(folder: Path) -> int:

@@ -13,10 +13,12 @@ import os
 import socket
 from typing import Final
 
+from taskd.runtime.system.memfd import make_memfd
 from taskd.wire.codec import MAX_FRAME_BYTES, MAX_LOCAL_BYTES
 
 _CARRIES_FILE: Final = b"\0"
 """The datagram beside a descriptor: an empty one would be the end of the connection."""
+_CLOEXEC: Final = 1
 _WITHOUT_WAITING: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
@@ -30,7 +32,7 @@ def send_packet(link: socket.socket, frame: bytes) -> None:
                 raise
         else:
             return
-    with open(os.memfd_create("taskd-packet"), "wb") as file:
+    with open(make_memfd("taskd-packet", _CLOEXEC), "wb") as file:
         file.write(frame)
         file.flush()
         socket.send_fds(link, [_CARRIES_FILE], [file.fileno()], _WITHOUT_WAITING)
