@@ -21,7 +21,7 @@ def test_a_resilient_function_in_another_one_ends_the_job_at_once(make_job: Make
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", everyday(STATUS_OF, "StopIteration", "sys.exit"))
+@pytest.mark.parametrize("how", everyday(STATUS_OF, "StopIteration"))
 def test_what_leaves_a_survivors_script_has_the_status_of_stock(make_job: MakeJob, how: str) -> None:
     """The old world's groups are still being destroyed then."""
     job = make_job(2).start("own_errors.py", {"how": how, "groups": 6}, env={"TASKD_MAX_RESTARTS": "1"})
@@ -36,14 +36,14 @@ def test_what_leaves_a_survivors_script_has_the_status_of_stock(make_job: MakeJo
 
 @pytest.mark.slow
 def test_a_torn_checkpoint_is_told_once_at_length_and_named(make_job: MakeJob) -> None:
-    job = make_job(2).start("own_errors.py", {"how": "torn"}, env={**COLD, "TASKD_MAX_RESTARTS": "3"})
+    job = make_job(2).start("own_errors.py", {"how": "torn"}, env={**COLD, "TASKD_MAX_RESTARTS": "2"})
     assert job.end() == 1
     assert job.output.count("Traceback (most recent call last)") - job.output.count("torchrun has") <= 3, job.output
     assert "[rank0]: fails in its set-up as the process before it did: RuntimeError: PytorchStreamReader" in job.output
     checkpoint = job.folder / "last.pt"
     assert f"the file {checkpoint} is torn or damaged: remove it or put a whole one in its place" in job.output
     recovered = job.named("recovered")
-    assert len(recovered) == 3, "as many as --max_restarts allows: what is away may come"
+    assert len(recovered) == 2, "as many as --max_restarts allows: what is away may come"
 
 
 def test_an_error_of_the_training_that_fresh_processes_repeat_ends_the_job(make_job: MakeJob) -> None:
@@ -58,9 +58,8 @@ def test_an_error_of_the_training_that_fresh_processes_repeat_ends_the_job(make_
 
 
 def test_a_script_may_catch_its_own_error_and_train_on(make_job: MakeJob) -> None:
-    """A rank is killed afterwards: it is replaced, and all others stay."""
     job = make_job(2).start("own_errors.py", {"how": "caught"})
     assert job.end() == 0, job.output
     assert "rank 0 goes on after a bad batch" in job.output
-    assert not job.recovered(1)["restart"], job.output
+    assert not job.named("recovered"), job.output
     assert [(job.folder / f"result-{rank}").read_text() for rank in range(2)] == ["8", "8"]

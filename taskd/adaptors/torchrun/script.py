@@ -180,8 +180,8 @@ def tell_agent(error: BaseException, hook: object) -> bool:
     said, kind = last_words(error)
     said = line(with_file(said, error))
     link.last_words(said, kind)
-    position = link.config.position
-    former = FormerEnd(position and position.with_name(position.name.replace("position", "failed", 1)))
+    box = link.config.blackbox
+    former = FormerEnd(box and box.with_name(f"failed-{link.config.rank}"))
     repeated = link.in_set_up and former.is_repeated(error) and is_stock(hook)
     if repeated:
         former.tell(error, said, link.config.rank)

@@ -88,8 +88,6 @@ def caught() -> None:
         if state.step == 3 and calls[0] == 1:
             raise ValueError("a bad batch")
         state.commit()
-        if state.step == 6 and rank() == 1 and os.environ.get("TASKD_JOINS") != "on":
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 @taskd.resilient(state)
