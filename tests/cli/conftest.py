@@ -1,5 +1,6 @@
 """The command line as a person calls it, and boxes of real processes."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -46,10 +47,13 @@ def document(blackbox: Blackbox) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def agent_dir(leak_mark: str) -> Iterator[Path]:
-    """A directory such as an agent has."""
+    """A directory such as an agent has. Its lock keeps agents of other tests from sweeping it."""
     path = Path("/dev/shm") / f"taskd-{os.getpid()}-{leak_mark[:8]}"
     path.mkdir(mode=0o700)
+    lock = os.open(path, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
     yield path
+    os.close(lock)
     shutil.rmtree(path)
 
 
