@@ -15,6 +15,7 @@ import pytest
 
 from taskd.adaptors.torchrun import cleaners
 from taskd.adaptors.torchrun.cleaners import Cleaners
+from taskd.runtime.system import segments
 from taskd.runtime.system.segments import await_removal
 from tests.leaks import set_subreaper
 from tests.torchrun.nursery import is_running
@@ -118,17 +119,22 @@ def test_a_group_without_one_is_killed_whole() -> None:
     assert not kept.pids
 
 
-def test_a_rank_waits_for_those_that_may_remove_a_segment() -> None:
-    rank = Rank("held")
-    begun_s = time.monotonic()
-    await_removal((rank.tracker,), 0.2)
-    assert time.monotonic() - begun_s >= 0.2, "the segment is there, and so is the tracker"
-    rank.segment.unlink()
-    begun_s = time.monotonic()
-    await_removal((rank.tracker,), LIMIT_S)
-    assert time.monotonic() - begun_s < LIMIT_S / 2, "no name is taken"
-    rank.segment.touch()
-    os.kill(rank.tracker, signal.SIGKILL)
-    await_removal((rank.tracker,), LIMIT_S)
-    assert time.monotonic() - begun_s < LIMIT_S / 2, "nobody is left who may remove it"
-    rank.close()
+def test_a_rank_waits_for_those_that_may_remove_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tmp_path` is in the place of /dev/shm, where other jobs may have segments."""
+    monkeypatch.setattr(segments, "_SEGMENTS", tmp_path)
+    rank, segment = Rank("held"), tmp_path / "fixed"
+    try:
+        segment.touch()
+        begun_s = time.monotonic()
+        await_removal((rank.tracker,), 0.2)
+        assert time.monotonic() - begun_s >= 0.2, "the segment is there, and so is the tracker"
+        segment.unlink()
+        begun_s = time.monotonic()
+        await_removal((rank.tracker,), LIMIT_S)
+        assert time.monotonic() - begun_s < LIMIT_S / 2, "no name is taken"
+        segment.touch()
+        os.kill(rank.tracker, signal.SIGKILL)
+        await_removal((rank.tracker,), LIMIT_S)
+        assert time.monotonic() - begun_s < LIMIT_S / 2, "nobody is left who may remove it"
+    finally:
+        rank.close()

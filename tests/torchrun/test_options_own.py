@@ -12,9 +12,9 @@ from tests.thorough import everyday
 SCRIPT = Path(__file__).with_name("programs") / "seen_options.py"
 
 
-def seen(launcher: Launcher, tmp_path: Path, *options: str, enabled: str = "on") -> object:
+def seen(launcher: Launcher, run_dir: Path, *options: str, enabled: str = "on") -> object:
     """What the script finds: the two variables, and its own arguments."""
-    env = {"TASKD_PROCESS_ENABLE": enabled, "TASKD_RUN_DIR": str(tmp_path), "TASKD_STANDBY": "0"}
+    env = {"TASKD_PROCESS_ENABLE": enabled, "TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}
     words: list[str | Path] = [
         sys.executable,
         "-m",
@@ -32,21 +32,21 @@ def seen(launcher: Launcher, tmp_path: Path, *options: str, enabled: str = "on")
 
 
 @pytest.mark.parametrize("option", everyday(["--exclude-straggler", "--exclude_straggler"], "--exclude_straggler"))
-def test_an_option_is_its_variable(launcher: Launcher, tmp_path: Path, option: str) -> None:
-    assert seen(launcher, tmp_path, option) == [[None, "on"], ["--node-check"]]
+def test_an_option_is_its_variable(launcher: Launcher, run_dir: Path, option: str) -> None:
+    assert seen(launcher, run_dir, option) == [[None, "on"], ["--node-check"]]
 
 
-def test_the_scripts_own_words_are_left_to_it(launcher: Launcher, tmp_path: Path) -> None:
-    assert seen(launcher, tmp_path) == [[None, None], ["--node-check"]]
+def test_the_scripts_own_words_are_left_to_it(launcher: Launcher, run_dir: Path) -> None:
+    assert seen(launcher, run_dir) == [[None, None], ["--node-check"]]
 
 
-def test_without_taskd_torchrun_refuses_them(launcher: Launcher, tmp_path: Path) -> None:
+def test_without_taskd_torchrun_refuses_them(launcher: Launcher, run_dir: Path) -> None:
     assert "unrecognized arguments: --exclude-straggler" in str(
-        seen(launcher, tmp_path, "--exclude-straggler", enabled="off")
+        seen(launcher, run_dir, "--exclude-straggler", enabled="off")
     )
 
 
-def test_help_names_them(launcher: Launcher, tmp_path: Path) -> None:
-    text = str(seen(launcher, tmp_path, "--help"))
+def test_help_names_them(launcher: Launcher, run_dir: Path) -> None:
+    text = str(seen(launcher, run_dir, "--help"))
     for option in ("--node-check", "--network-check", "--exclude-straggler"):
         assert option in text
