@@ -170,14 +170,17 @@ def tell_agent(error: BaseException, hook: object) -> bool:
     `hook` would show it. Returns whether that is needless: its predecessor has died of the same in its set-up, and one
     line has told so.
     """
-    from taskd.adaptors.torchrun.set_up_ends import FormerEnd, is_stock, with_file
-
     if _recorder is not None:
         _recorder.last_words(error)
     link = _current() if _current is not None else None
     if link is None:
         return False
     said, kind = last_words(error)
+    if not isinstance(error, Exception):  # an import here may take away the status of a KeyboardInterrupt
+        link.last_words(line(said), kind)
+        return False
+    from taskd.adaptors.torchrun.set_up_ends import FormerEnd, is_stock, with_file
+
     said = line(with_file(said, error))
     link.last_words(said, kind)
     box = link.config.blackbox
