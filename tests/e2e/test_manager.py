@@ -34,12 +34,13 @@ def test_nobody_listens_and_a_rank_is_killed(make_job: MakeJob) -> None:
 
 
 def test_another_secret(make_job: MakeJob) -> None:
-    """The reason is said, the job completes."""
+    """The reason is said, without waiting for another manager, and the job completes."""
     job = make_job(2)
     port = free_port()
     manager = start_manager(job, port, secret="0123456789abcdef" * 2)
     points = [point("one", 1, "run")]
-    job.start("hold.py", {"points": points}, env={**served_at(port), "TASKD_SECRET": "fedcba9876543210" * 2})
+    env = {**served_at(port), "TASKD_SECRET": "fedcba9876543210" * 2, "TASKD_MANAGER_WAIT_S": "10"}
+    job.start("hold.py", {"points": points}, env=env)
     job.says(STOCK)
     job.release("one")
     assert job.end() == 0
