@@ -15,7 +15,7 @@ from tests.sim.scenario import draw, sociable
 from tests.sim.world import play, simulate
 
 SEEDS = 500
-CROWDED = 1650
+CROWDED = 2120
 MOST = 11
 """So many rows of all tables the seeds may miss, each for a reason."""
 BEYOND = {
