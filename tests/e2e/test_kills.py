@@ -109,7 +109,7 @@ def test_first_and_last_steps(make_job: MakeJob, same: Same) -> None:
     same(job)
 
 
-def test_files_in_shared_memory_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
+def test_boxes_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
     """No rank and no torchrun dies of it, and a kill that follows is recovered as ever."""
     points = [point("cut", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
@@ -119,7 +119,6 @@ def test_files_in_shared_memory_that_somebody_cuts(make_job: MakeJob, same: Same
     (folder,) = Path("/dev/shm").glob(f"taskd-{job.process.pid}-*")
     boxes = [*folder.glob("box-*")]
     assert len(boxes) == 2
-    os.truncate(folder / "position-1", 0)
     for number, box in enumerate(boxes):
         os.truncate(box, number * 4096)  # of one nothing is left, of the other the page that bears its step
     job.release("cut")

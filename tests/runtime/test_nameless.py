@@ -1,6 +1,5 @@
 """Memory and sockets without a name: other processes reach them, nobody cuts them, and they end with their owner."""
 
-import ctypes
 import errno
 import fcntl
 import mmap
@@ -28,15 +27,14 @@ def run(program: str, path: Path) -> int:
 def memory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Where the kernel has sealed memory, and where it refuses it."""
     if request.param == "refused":
-        monkeypatch.setattr(nameless, "_memfd", refuse)
+        monkeypatch.setattr(nameless, "make_memfd", refuse)
     made = KeptMemory("taskd-test", tmp_path)
     yield made
     made.close()
 
 
 def refuse(_name: str, _flags: int) -> int:
-    ctypes.set_errno(errno.EPERM)
-    return -1
+    raise PermissionError(errno.EPERM, "as a seccomp filter refuses it")
 
 
 def test_another_process_writes_to_it_and_no_folder_has_it(memory: KeptMemory, tmp_path: Path) -> None:

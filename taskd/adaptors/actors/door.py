@@ -13,6 +13,7 @@ Rules:
    then is the process's link to the agent.
 """
 
+import errno
 import hmac
 import json
 import logging
@@ -20,6 +21,7 @@ import os
 import secrets
 import select
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 DOORS: Final = 8
 _MOST_BYTES: Final = 200 << 10
 _PATIENCE_S: Final = 30.0
+_QUEUE_S: Final = 1.0
+_LOOK_S: Final = 0.005
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32
 _MOST_WAITING: Final = 64
@@ -196,9 +200,8 @@ def _proof(key: bytes, of: bytes, numbers: bytes) -> bytes:
 def _connect(name: str, level: int = logging.WARNING) -> socket.socket | None:
     """The connection to who listens there; None for nobody, and for another user, whom a line of this level names."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    link.settimeout(0)  # a stranger may let its queue fill: who connects would wait for ever
     try:
-        link.connect(_address(name))
+        _enter_queue(link, name)
         refuse_strangers(link, "a name of this rank's agent")
     except PermissionError as error:
         logger.log(level, "a name of this rank's agent is taken: %s; another name is used", error.strerror)
@@ -208,6 +211,16 @@ def _connect(name: str, level: int = logging.WARNING) -> socket.socket | None:
         return link
     link.close()
     return None
+
+
+def _enter_queue(link: socket.socket, name: str) -> None:
+    """Connect, at once or while an agent empties a full queue. A stranger may let its own fill for ever."""
+    link.settimeout(0)
+    until_s = time.monotonic() + _QUEUE_S
+    while (error := link.connect_ex(_address(name))) == errno.EAGAIN and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)  # nothing tells when there is room again
+    if error:
+        raise OSError(error, os.strerror(error))
 
 
 def _listen(names: Sequence[str]) -> socket.socket:
