@@ -51,6 +51,7 @@ SAFE = {
     ("adaptors/seams/seam.py", "importlib.import_module"): (1, PASSED),
     ("adaptors/seams/seam.py", "ctypes.CDLL"): (1, "a library of torch's that is loaded already"),
     ("adaptors/torchrun/start.py", "__import__"): (1, PASSED),
+    ("python/start/sitecustomize.py", "__import__"): (1, PASSED),
     ("runtime/box/shim.py", "ffi.dlopen"): (2, "taskd's own library, from its install folder"),
 }  # fmt: skip
 
