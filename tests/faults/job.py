@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests import typed
 from tests.e2e.job import ROOT, Job, Process
 from tests.faults.plan import Plan
 from tests.launch import Launcher
@@ -102,31 +103,32 @@ class TwoNodesJob(FaultJob):
                 f"link add {port} type veth peer name eth1 netns {node.space.pid}", f"link set {port} master data up"
             )
             node.space.ip(f"address add {_SUBNET}.{node.number + 1}/24 dev eth1", "link set eth1 up")
-        program = self.folder / "manager.py"
-        keys = {"job_id": "default", "node_nums": len(self.nodes), "proc_per_node": RANKS // len(self.nodes)}
-        program.write_text(
-            "from taskd.api import init_taskd_manager, start_taskd_manager\n"
-            f"assert init_taskd_manager({keys})\n"
-            "assert start_taskd_manager()\n"
-        )
-        first = self.nodes[0]
-        first.start(["python", program], env=self.environment(), output=self.folder / "output-manager")
+        first, nodes = self.nodes[0], len(self.nodes)
+        command = typed.manager(nodes, RANKS // nodes)
+        manager = {**self.environment(), "TASKD_RUN_DIR": str(self.run_dir)}
+        first.start(command, env=manager, output=self.folder / "output-manager")
         torchruns = [self._torchrun(number) for number in range(len(self.nodes))]
         self.watch(torchruns[0])
         self.others: list[Process] = torchruns[1:]
 
     def _torchrun(self, number: int) -> Process:
-        command: list[str | Path] = [*_TORCHRUN, f"--nnodes={len(self.nodes)}", f"--node_rank={number}"]
-        command += [f"--nproc_per_node={RANKS // len(self.nodes)}", f"--master_addr={self.nodes[0].address}"]
-        command += ["--master_port=29500", "--max_restarts=32767", PROGRAM, self.plan.text]
+        command = typed.static(
+            [PROGRAM, self.plan.text],
+            node_rank=number,
+            nnodes=len(self.nodes),
+            procs_per_node=RANKS // len(self.nodes),
+            master_addr=self.nodes[0].address,
+        )
         output = self.folder / f"output-node{number}"
         return self.nodes[number].start(command, env=self.environment(), output=output, cwd=ROOT)
 
     def environment(self) -> dict[str, str | None]:
         """What the ranks send each other goes over the second network; the nodes share a secret."""
         own = {"GLOO_SOCKET_IFNAME": "eth1", "TASKD_SECRET": "only for these faults: 0123456789"}
-        manager = {"TASKD_MANAGER": f"{self.nodes[0].address}:9601"}
-        return {**super().environment(), **own, **manager, "TASKD_STANDBY": "0"}  # all ranks keep their processes
+        settings = {"TASKD_STANDBY": "0"}  # all ranks keep their processes
+        if self.plan.unproven_s:
+            settings["TASKD_HANG_UNPROVEN_S"] = f"{self.plan.unproven_s:g}"
+        return {**typed.machine(), "PYTHONPATH": str(ROOT), **own, **settings}
 
     @property
     def output(self) -> str:

@@ -13,7 +13,7 @@ from taskd.config.settings import SETTINGS
 from tests import typed
 from tests.harness.pages import EXAMPLES, FENCE, PAGES
 
-ROOMS = ("ladder", "multinode", "checks", "clusters", "nodecheck")
+ROOMS = ("ladder", "multinode", "checks", "clusters", "nodecheck", "faults")
 NAME = re.compile(r"(TASKD|GLOO|NCCL|HCCL|MASTER|PET|TORCH|TORCHELASTIC)_[A-Z][A-Z_0-9]*")
 TORCHRUNS_OWN = re.compile(r"PET_[A-Z_]+|TORCHELASTIC_ERROR_FILE")
 """docs/torchrun.md: whatever torchrun has stays as it is."""
@@ -82,7 +82,7 @@ def test_a_variable_that_is_not_shown_is_found() -> None:
     assert wrong('env["TASKD_GENERATION"] = "1"; env["PET_NNODES"] = "2"') == ["TASKD_GENERATION"]
 
 
-@pytest.mark.parametrize("room", ["ladder", "multinode"])
+@pytest.mark.parametrize("room", ["ladder", "multinode", "faults"])
 def test_a_scene_types_the_lines_of_the_pages(room: str) -> None:
     text = (ROOT / "tests" / room / "job.py").read_text()
     assert "typed.static(" in text
