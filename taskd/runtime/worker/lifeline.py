@@ -51,6 +51,8 @@ class Lifeline:
         self._hear = hear
         self._ended = ended
         self._lock = threading.Lock()
+        self._over = False
+        """The agent has closed the connection: there is none any more."""
         self._end = self._connect()
 
     def listen(self) -> None:
@@ -60,6 +62,8 @@ class Lifeline:
     def send(self, frame: bytes) -> None:
         """Send one packet. Raises `OSError` or `LinkError` if the agent is gone."""
         end = self._end
+        if self._over:
+            raise LinkError("the agent has closed its socket; nothing is sent to it any more")
         if end.is_lost():
             end = self._renew(end)
         end.socket.sendall(frame)
@@ -77,6 +81,7 @@ class Lifeline:
                 logger.warning("the script has closed taskd's socket, and another one cannot be had: %s", error)
             else:
                 return
+        self._over = True
         end.close()
         self._ended()
 
