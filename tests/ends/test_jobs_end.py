@@ -15,7 +15,7 @@ import pytest
 
 from tests.thorough import everyday
 from tests.torchrun.conftest import Play
-from tests.torchrun.programs.breaks import breakable, errors_of
+from tests.torchrun.programs.breaks import SIGNAL, breakable, errors_of
 from tests.torchrun.twins import PROGRAMS, Launch, Seen, Twin, launch
 
 MORE_S: Final = 5.0
@@ -128,6 +128,24 @@ def test_a_graceful_stop(play: Play, signal: str) -> None:
     for name in DONE:
         assert pair.taskd.others[name] == pair.stock.others[name] == signal
     assert pair.taskd.seconds < pair.stock.seconds + MORE_S
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "taskd.adaptors.torchrun.host:TorchrunHost.poll",
+        "taskd.adaptors.torchrun.host:TorchrunHost.begin_closing",
+        "taskd.adaptors.torchrun.host:TorchrunHost.await_turn",
+    ],
+)
+def test_a_signal_in_a_call_of_ours_ends_the_job(twins: tuple[Twin, Twin], tmp_path: Path, call: str) -> None:
+    """torch's handler raises wherever torchrun is: that is no failure of taskd."""
+    taskd, fired = twins[1], tmp_path / "fired"
+    env = {"BREAKS": call, "ERROR": SIGNAL, "FIRED": str(fired), "ONCE": "on"}
+    seen = taskd.end(taskd.begin(Launch(launch("--max-restarts=1", ENDING, "end").nodes, env), "signal"))
+    assert fired.exists()
+    assert seen.statuses == [1], seen.text
+    assert "SignalException: broken by the test" in seen.text
 
 
 @pytest.mark.parametrize("shape", everyday(["end", "lose", "fail"], "lose"))

@@ -20,7 +20,12 @@ from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import api as processes
-from torch.distributed.elastic.multiprocessing.api import ProcessFailure, RunProcsResult, SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import (
+    ProcessFailure,
+    RunProcsResult,
+    SignalException,
+    SubprocessContext,
+)
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from typing_extensions import assert_never
 
@@ -346,14 +351,19 @@ class TaskdContext(SubprocessContext):
     def _poll(self) -> RunProcsResult | None:
         try:
             return self._taskd_host.poll(super()._poll)
+        except SignalException:
+            raise  # torchrun is told to end
         except Exception:
             logger.exception("taskd failed at a look at the ranks; torchrun goes on with its own behaviour")
             self.__class__ = SubprocessContext  # type: ignore[assignment]
+            self._taskd_host.stock()
             return self._poll()
 
     def _close(self, *args: Any, **kwargs: Any) -> None:
         try:
             self._taskd_host.begin_closing()
+        except SignalException:
+            raise
         except Exception:
             logger.exception("taskd failed when torchrun began to end the ranks")
         super()._close(*args, **kwargs)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousHandler
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -51,6 +52,8 @@ class _Aside:
     def _in_charge(self) -> bool:
         try:
             return self._leads()
+        except SignalException:
+            raise  # torchrun is told to end
         except Exception:
             logger.exception("taskd failed when torchrun asked its rendezvous; torchrun goes on with its own behaviour")
             self._leads = lambda: False

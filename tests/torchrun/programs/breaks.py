@@ -10,11 +10,14 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
 
 MODULES: Final = (
     *(f"taskd.adaptors.torchrun.{name}" for name in ("agent", "host", "handles", "template_process", "store", "logs")),
@@ -39,6 +42,8 @@ ERRORS: Final[dict[str, Callable[[], Exception]]] = {
     "ENOSPC": lambda: OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
     "KeyError": lambda: KeyError("broken by the test"),
 }
+SIGNAL: Final = "SIGTERM"
+"""In place of an error: torch's handler of signals raises in the midst of the call."""
 _RELEASES: Final = frozenset(
     (
         "taskd.runtime.agent.agent:NodeAgent._desert",
@@ -122,6 +127,10 @@ def change(call: str, around: Callable[[Any], Any]) -> None:
     setattr(place, last, around(vars(place)[last]))
 
 
+def _signalled() -> Exception:
+    return SignalException("broken by the test", signal.SIGTERM)
+
+
 def apply() -> None:
     """Do what the environment says."""
     if file := os.environ.get("CENSUS"):
@@ -129,7 +138,8 @@ def apply() -> None:
         for call in breakable():
             change(call, functools.partial(_recorded, call=call, file=Path(file), seen=seen))
     elif broken_call := os.environ.get("BREAKS"):
-        fired, once, error = Path(os.environ["FIRED"]), "ONCE" in os.environ, ERRORS[os.environ["ERROR"]]
+        fired, once = Path(os.environ["FIRED"]), "ONCE" in os.environ
+        error = ERRORS.get(os.environ["ERROR"], _signalled)
         lock = threading.Lock()
 
         def broken(function: Any) -> Any:
