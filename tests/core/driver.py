@@ -131,9 +131,13 @@ class Job:
             self.wait(4.0)
 
     def status(self, node: int, *, leaving: bool = False) -> NodeStatus:
-        """What the node's agent would report now."""
+        """What the node's agent would report now. One that is `leaving` has killed its ranks."""
         self._sequence += 1
         ranks = range(node * self.per_node, (node + 1) * self.per_node)
+        if leaving:
+            for rank in ranks:
+                if self.statuses[rank].stage is not Stage.EXITED:
+                    self.statuses[rank] = replace(self.statuses[rank], stage=Stage.DEAD, cause="signal 15 (SIGTERM)")
         return self._report(self.holder(node), node, tuple(self.statuses[rank] for rank in ranks), leaving=leaving)
 
     def _report(

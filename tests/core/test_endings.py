@@ -63,6 +63,28 @@ def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:
     assert job.stopped.reason == "torchrun has ended on node 0"
 
 
+def test_a_node_that_was_told_to_stop_is_not_lost_while_its_ranks_run() -> None:
+    """They may agree with the others to stop, and save: nobody is paused, and all that end well end the job well."""
+    job = Job(nodes=2, per_node=1).up()
+    job.hear(replace(job.status(0), leaving=True))
+    assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
+    for stage in (Stage.FINISHED, Stage.EXITED):
+        job.statuses[0] = replace(job.statuses[0], stage=stage)
+        job.hear(replace(job.status(0), leaving=True))
+        assert job.phase is Phase.RUNNING
+    job.say(1, Stage.FINISHED)
+    assert (job.phase, job.order) == (Phase.FINISHING, Order.RELEASE)
+    job.say(1, Stage.EXITED)
+    assert job.stopped.exit_code == 0
+
+
+def test_a_node_that_was_told_to_stop_is_lost_with_its_first_rank() -> None:
+    job = Job(nodes=2, per_node=1).up()
+    job.hear(replace(job.status(0), leaving=True))
+    job.send(0, leaving=True)
+    assert job.phase is not Phase.RUNNING
+
+
 def test_release_only_after_all_have_finished_and_the_end_after_all_have_exited() -> None:
     job = Job().up()
     job.say(0, Stage.FINISHED)

@@ -76,7 +76,7 @@ def test_a_job_that_ends_by_the_report_of_a_newer_world_ends_with_its_reason() -
     """Two orders follow from one report: torchrun ends on the last node, which knows another manager's world."""
     job = Job().up()
     job.statuses[1] = RankStatus(rank=JobRank(1), incarnation=1, generation=4, stage=Stage.STARTING)
-    job.hear(replace(job.status(0), generation=4, leaving=True))
+    job.hear(replace(job.status(0, leaving=True), generation=4))
     assert (job.order, job.directive.generation, job.directive.exit_code) == (Order.STOP, 4, 1)
     assert job.directive.reason == job.stopped.reason == "torchrun has ended on node 0"
 

@@ -130,6 +130,17 @@ def test_a_graceful_stop(play: Play, signal: str) -> None:
     assert pair.taskd.seconds < pair.stock.seconds + MORE_S
 
 
+@pytest.mark.parametrize("who", ["both", "later", "one"])
+def test_a_graceful_stop_of_several_nodes(play: Play, who: str) -> None:
+    """No node is paused for another's stop: what the ranks agree on, and save then, is theirs."""
+    nodes = tuple((f"PET_NODE_RANK={rank}", *STATIC, ENDING, "stop", "SIGTERM", who) for rank in range(2))
+    pair = play(Launch(nodes, MANAGED, manager=True))
+    assert pair.taskd.statuses == pair.stock.statuses, f"{pair.taskd.text}\n--- stock\n{pair.stock.text}"
+    for name in DONE:
+        assert pair.taskd.others.get(name) == pair.stock.others[name], pair.taskd.text
+    assert pair.taskd.seconds < pair.stock.seconds + MORE_S
+
+
 @pytest.mark.parametrize(
     "call",
     [

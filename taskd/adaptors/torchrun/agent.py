@@ -35,7 +35,7 @@ from taskd.adaptors.torchrun.template_process import TemplateProcess
 from taskd.adaptors.torchrun.waiting import set_aside
 from taskd.config.address import knows_manager
 from taskd.config.process import environment
-from taskd.errors import TaskdError
+from taskd.errors import RecoveryError, TaskdError
 from taskd.runtime.agent.ports import Command, NodeIdentity, NodeRuntime, Outlook
 from taskd.wire.kinds import JobRank, LocalRank, NodeRank
 
@@ -119,6 +119,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_part()
         self._taskd_guarded(lambda: self._taskd_prepare(worker_group))
         if self._taskd_runtime is None:
+            self._taskd_refuse_ghosts()
             return dict(super()._start_workers(worker_group))
         self._taskd_commands = {}
         real: dict[str, Any] = {}
@@ -129,13 +130,22 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
                 real.update(entry.put_aside(given, sys.executable))
 
         with contextlib.ExitStack() as woven:
-            self._taskd_guarded(lambda: woven.enter_context(_woven(weave)))
+            if not self._taskd_guarded(lambda: woven.enter_context(_woven(weave))):
+                self._taskd_refuse_ghosts()
             ids = dict(super()._start_workers(worker_group))
         vars(self._pcontext).update(real)
         self._taskd_guarded(lambda: self._taskd_take_over(worker_group))
         if self._taskd_host is None:
             self._taskd_part()
         return ids
+
+    def _taskd_refuse_ghosts(self) -> None:
+        """Where this node waits for a place, others hold the numbers that torch's ranks would have here."""
+        if self._taskd_candidate:
+            raise RecoveryError(
+                "this node holds no place in a job that trains, and its agent has ended (see above): no rank is "
+                "started here; start torchrun on this node again"
+            )
 
     def _taskd_prepare(self, worker_group: WorkerGroup) -> None:
         identity = _identify(worker_group)

@@ -173,9 +173,9 @@ class NodeAgent:
         """The processes have ended, or are left to torchrun: close everything."""
         if self._closed:
             return
-        self._closed = True
         self._loop.post(self._desert if deserts else self._rest)
-        if not self._loop.finish():
+        ends, self._closed = self._loop.finish(), True  # closed only then: a second signal may interrupt the wait
+        if not ends:
             logger.error("the agent of this node does not end; torchrun ends without it (please report this)")
             return
         with ExitStack() as closing:  # the last first, each whatever becomes of the others
@@ -208,6 +208,7 @@ class NodeAgent:
                 steps.callback(self._host.stock)
             steps.callback(self._job.give_up)
             steps.callback(self._server.hang_up)
+            steps.callback(self._ranks.starts.clear)
 
     def _pause_ms(self) -> int:
         due_s = min(self._heartbeats.due_s, self._held_s, self._observer.due_s or inf, self._node_checker.due_s)
@@ -223,7 +224,7 @@ class NodeAgent:
                 self._perform_all(self._ranks.ended(self._node, ending))
         if self._link is not None:
             self._link.join(poller)
-            for answer in self._link.receive():
+            for answer in () if self._reports.deserted else self._link.receive():
                 self._hear_manager(answer)
 
     def _advance(self) -> None:

@@ -1,9 +1,10 @@
-"""A rank that trains as the session does, without torch: `ending.py end|lose|fail|stop`.
+"""A rank that trains as the session does, without torch: `ending.py end|lose|fail|stop [SIGNAL [WHO]]`.
 
 end: the ranks meet once.
 lose: rank 1 kills itself in its first life; its successor is waited for.
 fail: rank 1 raises each time.
 stop: rank 0 signals torchrun; each rank leaves its training function when it has been signalled, as do all together.
+    With WHO each has a torchrun of its own: rank 1 signals its own `both` at once or `later`, or not at all (`one`).
 """
 
 import os
@@ -38,10 +39,18 @@ def train(link: WorkerLink | None) -> None:
     if shape == "fail":
         await_file("never", link)
     if shape == "stop":
-        if rank == 0:
+        who = "".join(sys.argv[3:])
+        if rank == 1 and who in ("later", "one"):
+            await_file("stops-0", None)
+        if rank == 1 and who == "later":
+            time.sleep(1)
+        if who == "both" or rank == 0 or (rank == 1 and who == "later"):
             os.kill(os.getppid(), signal.Signals[sys.argv[2]])
-        while not told:
+        while not told and not (rank == 1 and who == "one"):
             time.sleep(0.01)
+        time.sleep(0.3 if who else 0)  # a save, in which a pause would come
+        if link is not None and link.interrupted:
+            raise RuntimeError("a peer is gone")
         (folder / f"stops-{rank}").touch()
         await_file(f"stops-{1 - rank}", None)  # as an all-reduce of the flag
     if rank == 1:
