@@ -130,6 +130,16 @@ def test_a_graceful_stop(play: Play, signal: str) -> None:
     assert pair.taskd.seconds < pair.stock.seconds + MORE_S
 
 
+def test_a_second_signal(play: Play) -> None:
+    """It comes while torchrun waits for its ranks, and is handed on as the first."""
+    pair = play(launch(ENDING, "stop", "SIGTERM", "twice"))
+    assert pair.taskd.statuses == pair.stock.statuses == [1]
+    for name in DONE:
+        assert pair.taskd.others[name] == pair.stock.others[name] == "SIGTERM SIGTERM"
+    assert pair.taskd.seconds < pair.stock.seconds + MORE_S
+    assert not [line for line in pair.taskd.console if "Traceback" in line and line not in pair.stock.console]
+
+
 @pytest.mark.parametrize("who", ["both", "later", "one"])
 def test_a_graceful_stop_of_several_nodes(play: Play, who: str) -> None:
     """No node is paused for another's stop: what the ranks agree on, and save then, is theirs."""

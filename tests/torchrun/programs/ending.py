@@ -4,7 +4,7 @@ end: the ranks meet once.
 lose: rank 1 kills itself in its first life; its successor is waited for.
 fail: rank 1 raises each time.
 stop: rank 0 signals torchrun; each rank leaves its training function when it has been signalled, as do all together.
-    With WHO each has a torchrun of its own: rank 1 signals its own `both` at once or `later`, or not at all (`one`).
+    WHO is `twice`, or with a torchrun for each: rank 1 signals its own `both` at once or `later`, or not at all (`one`).
 """
 
 import os
@@ -47,6 +47,11 @@ def train(link: WorkerLink | None) -> None:
         if who == "both" or rank == 0 or (rank == 1 and who == "later"):
             os.kill(os.getppid(), signal.Signals[sys.argv[2]])
         while not told and not (rank == 1 and who == "one"):
+            time.sleep(0.01)
+        if who == "twice" and rank == 0:
+            time.sleep(0.5)  # torchrun waits for its ranks then
+            os.kill(os.getppid(), signal.Signals[sys.argv[2]])
+        while who == "twice" and len(told) < 2:
             time.sleep(0.01)
         time.sleep(0.3 if who else 0)  # a save, in which a pause would come
         if link is not None and link.interrupted:
