@@ -3,7 +3,8 @@
 Rules:
 
 1. Both ends derive both key pairs from the job's secret (`identity.py`). A pair is of one world, one direction and two
-   ranks. So whoever gets through is that rank in that world; nobody else reads or sends a byte.
+   ranks. So of honest ranks only that one in that world gets through. Whoever does not have the key of the job's ranks
+   reads and sends no byte; a liar that has it can pose as any rank.
 2. A link sends to one rank and receives from one. Frames are numbered: one that is missing ends the link.
 3. A link belongs to one thread. A thread of its own serves its port: it answers who may connect, and bounds the
    connections that are half open. Strangers hold nothing up, and cost a process two lines of log, whatever they do.
