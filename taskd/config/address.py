@@ -49,6 +49,16 @@ class Address:
         except ValueError:
             return False
 
+    @property
+    def is_numeric(self) -> bool:
+        """Whether no resolver is asked for it: an IPv4 address, or an IPv6 one, perhaps with a zone."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        zone = self.host.partition("%")[2]  # ZeroMQ takes what follows a ";" for another host
+        return all(char.isascii() and (char.isalnum() or char in "-._") for char in zone)
+
 
 def parse_address(text: str) -> Address | None:
     """`host:port` or `[IPv6]:port`; None for anything else."""

@@ -258,6 +258,28 @@ def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
         assert journal(manager, "superseded") == []
 
 
+def test_only_a_report_that_fits_leaves_the_job_to_torchrun(make: Make) -> None:
+    """That the agent has ended by an error is the last word of a node of the job."""
+    manager = make()
+    with Agent(manager) as agent, Agent(manager, "another") as liar:
+        until(liar.link, lambda _: liar.link.connected)
+        refusal = liar.ask(deserted=True, node_count=7)
+        assert isinstance(refusal, Refusal)
+        assert "found 7 nodes" in refusal.reason
+        agent.obey(Order.RUN)
+        liar.obey(Order.RUN, deserted=True, node_count=1)
+        refusal = agent.ask(deserted=True, generation=2**31)
+        assert isinstance(refusal, Refusal)
+        assert "generation or incarnation 2147483648" in refusal.reason
+        agent.obey(Order.RUN, deserted=False, generation=0)
+        refusal = agent.ask(deserted=True)
+        assert isinstance(refusal, Refusal)
+        assert "the agent of node 0 has ended by an error" in refusal.reason
+        refusal = liar.ask(deserted=False)
+        assert isinstance(refusal, Refusal)
+        assert "the agent of node 0 has ended by an error" in refusal.reason
+
+
 def await_waiting(manager: Manager, link: AgentSocket, count: int) -> None:
     """Until so many nodes have come that wait for a place."""
     until(link, lambda _: len(journal(manager, "node waits")) >= count)
@@ -287,7 +309,8 @@ def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.Lo
         agent.obey(Order.RUN)
         own, proof = agent.status.agent_id, agent.status.proof
         for number in range(10):
-            evidence = {JobRank(0): msgspec.Raw(msgspec.msgpack.encode(number))}
+            raw = msgspec.msgpack.encode(number if number % 2 else {"end": {"error": {"kind": "é"}}})
+            evidence = {JobRank(0): msgspec.Raw(raw.replace(b"\xc3", b"\xff"))}
             told = messages.EvidenceReport(job_id="job", agent_id=own, probe=0, evidence=evidence, proof=proof)
             assert agent.link.send(told)
         until(agent.link, lambda _: manager._socket.refused["evidence"] >= 10)

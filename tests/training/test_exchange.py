@@ -178,6 +178,8 @@ JUNK = [
     msgspec.msgpack.encode({"of": 1, "step": 4, "size_bytes": 3, "digest": "x" * 5000}),
     msgspec.msgpack.encode({"of": 1, "step": "four", "size_bytes": 3}),
     msgspec.msgpack.encode([1, 4, 3]),
+    msgspec.msgpack.encode({"of": 1, "step": 4, "size_bytes": 3, "digest": "abc"}).replace(b"abc", b"\xff\xfe\xfd"),
+    b"\x81\xa1a" + b"\x91" * 100_000,
     msgspec.msgpack.encode({"of": 1, "step": 4}) + b"\0",
 ]
 
@@ -258,12 +260,22 @@ def test_a_flood_of_visits_is_few_lines(caplog: pytest.LogCaptureFixture, monkey
     assert lines[0].startswith("refused a connection to port ")
 
 
-@pytest.mark.parametrize("said", ["", "nonsense", "\xff\xfe:1", "[::1:80", "*:80", "a:99999", "9" * 5000])
+NAMES = ["localhost:80", "silent.example:80", "127.1:80", "0x7f000001:80", "[fe80::1%a;silent.example]:80"]
+"""What a resolver would be asked for, for as long as it likes."""
+
+
+@pytest.mark.parametrize("said", ["", "nonsense", "\xff\xfe:1", "[::1:80", "*:80", "a:99999", "9" * 5000, *NAMES])
 def test_what_is_no_address_in_the_store_is_refused(said: str) -> None:
     store = HashStore()
     store.set("address/1", said)
     with pytest.raises(CopyError, match="the store names no address of rank 1"):
         Exchange(store, LOOPBACK, WORLD, R0, Neighbours(R1, R1), KEY, lambda: False, asked)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "::1", "fd00::7", "fe80::7%eth0.1"])
+def test_the_address_that_a_rank_publishes_is_taken(host: str) -> None:
+    address = Address(host, 80)
+    assert exchange._address(str(address).encode(), R1) == address
 
 
 def test_who_listens_in_the_buddys_place_gets_nothing() -> None:

@@ -14,7 +14,7 @@ Rules:
    which names its version (`wire/codec.py`); with other keys each would blame the other's secret.
 5. Ranks get no secret, only a key that is made of it. Of that come the key pairs of two ranks that connect to one
    another: one pair for each end, each generation and each function. So no end takes another rank for its neighbour,
-   nor one of an older generation.
+   nor one of an older generation. It keeps honest ranks apart: whoever has that key can make the pair of any end.
 6. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
    manager alone, and is known to the others by its hash.
 """

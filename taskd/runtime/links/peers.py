@@ -3,11 +3,13 @@
 Rules:
 
 1. Both ends derive both key pairs from the job's secret (`identity.py`). A pair is of one world, one direction and two
-   ranks. So whoever gets through is that rank in that world; nobody else reads or sends a byte.
+   ranks. So of honest ranks only that one in that world gets through. Whoever does not have the key of the job's ranks
+   reads and sends no byte; a liar that has it can pose as any rank.
 2. A link sends to one rank and receives from one. Frames are numbered: one that is missing ends the link.
 3. A link belongs to one thread. A thread of its own serves its port: it answers who may connect, and bounds the
    connections that are half open. Strangers hold nothing up, and cost a process two lines of log, whatever they do.
-4. Nothing here waits without a limit.
+4. Nothing here waits without a limit. A buddy's address is numeric, so ZeroMQ's thread, for whose end `close` waits,
+   asks no resolver.
 """
 
 import contextlib
@@ -92,6 +94,7 @@ class PeerLink:
 
     def connect(self, address: Address) -> None:
         """Begin to connect to the buddy. Raises `LinkError` if nobody can have that address."""
+        assert address.is_numeric
         self._out.setsockopt(zmq.IPV6, int(":" in address.host))
         try:
             self._out.connect(address.endpoint)

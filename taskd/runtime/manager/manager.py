@@ -235,7 +235,7 @@ class Manager:
         own, wrong = own_evidence(message, self._core)
         try:
             evidence = {rank: _evidence.decode(raw) for rank, raw in (own or {}).items()}
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             own, wrong = None, f"agent {message.agent_id} sends evidence that cannot be read: {line(str(error))}"
         if wrong:
             self._socket.refuse("evidence", "an evidence report", wrong)
@@ -270,13 +270,13 @@ class Manager:
         self._socket.send(peer, Answer(granted=not refusal, text=text))
 
     def _hear(self, peer: Peer, status: NodeStatus) -> None:
-        holds = status.node_rank == self._core.world.nodes.place_of(status.agent_id)
-        if status.deserted and holds and not self._deserted:
-            self._deserted = f"the agent of node {status.node_rank} has ended by an error, which its own log names"
-            self._ended_s = time.monotonic()
-            if not self._embedded:
-                logger.error("%s: the job goes on without taskd", self._deserted)
         refusal = self._deserted or unfit(status, self._core)
+        holds = status.node_rank == self._core.world.nodes.place_of(status.agent_id)
+        if refusal is None and status.deserted and holds:
+            refusal = f"the agent of node {status.node_rank} has ended by an error, which its own log names"
+            self._deserted, self._ended_s = refusal, time.monotonic()
+            if not self._embedded:
+                logger.error("%s: the job goes on without taskd", refusal)
         if refusal is not None:
             self._socket.send(peer, Refusal(reason=refusal))
             return

@@ -15,9 +15,9 @@ from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.store import prefix
 from taskd.adaptors.groups.world import GroupWorld
-from taskd.adaptors.training.copies.copier import Copier, CopyWorld, Member, Tally
+from taskd.adaptors.training.copies.copier import Copier, CopyWorld, Tally
 from taskd.adaptors.training.copies.folder import CopyFolder
-from taskd.adaptors.training.copies.ring import neighbours
+from taskd.adaptors.training.copies.ring import Member, neighbours
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
@@ -30,6 +30,8 @@ from taskd.wire.text import line
 
 _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
+
+_LEFT = "Its device does not answer; where there is none, please report this as a bug in taskd."
 
 
 class Backups:
@@ -114,10 +116,12 @@ class Backups:
     def stop(self) -> None:
         """The training function was left."""
         copier, self._copier, self._recovery.backups = self._copier, None, None
-        if copier is not None:
-            copier.stop()
-            if self.folder is None:
-                copier.remove()
+        if copier is None:
+            return
+        if not copier.stop():
+            self._give_up("the thread that copies does not end", _LEFT)
+        elif self.folder is None:
+            copier.remove()
 
     def close(self) -> None:
         """The training function was left for good. The copies are the agent's to remove."""
@@ -148,10 +152,10 @@ class Backups:
         self._begun = True
         self._link.tell_again()
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, remedy: str = "Give the node, or its container, that much memory.") -> None:
         self.folder = None
         text = f"no copies are made of a state that no other rank has: {why}"
-        self._refusals.add(Matter(text, "Give the node, or its container, that much memory."))
+        self._refusals.add(Matter(text, remedy))
 
     def _settler(self) -> Callable[..., None]:
         """A function, so that an optimizer that has it can still be copied."""

@@ -12,7 +12,7 @@ Rules:
 """
 
 import logging
-import socket
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from taskd.adaptors.training.copies.copy_file import CopyHead
+from taskd.adaptors.training.copies.copy_file import CopyFile, CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder
-from taskd.adaptors.training.copies.ring import CONNECT_S, Neighbours
+from taskd.adaptors.training.copies.ring import CONNECT_S, Member, Neighbours
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.keeping import NEVER
 from taskd.errors import CopyError, LinkError
 from taskd.runtime.system.hidden import HiddenThread, forget
-from taskd.wire.kinds import JobRank
 
 if TYPE_CHECKING:
     from taskd.adaptors.training.copies.exchange import Exchange
@@ -48,6 +47,9 @@ _MOST_PAUSE_S: Final = 0.5
 _PER_RANK_S: Final = 5e-5
 """Ranks ask the store so seldom that it has this time for each."""
 _GRACE_S: Final = 10.0
+_STOP_S: Final = 20.0
+"""How long `Copier.stop` waits for the thread: less than a paused rank is waited for (`Deadlines.pause_s`)."""
+_STEP: Final = re.compile(r"[0-9]{1,20}")
 _ONE: Final = 1
 _FAILED: Final = 1 << 20
 _OVER: Final = 1 << 40
@@ -67,15 +69,6 @@ class CopyWorld(NamedTuple):
     def name(self) -> str:
         """Its name among the ranks: no other world of the job has it."""
         return f"{self.prefix} {self.section}"
-
-
-class Member(NamedTuple):
-    """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours."""
-
-    rank: JobRank
-    first: bool
-    world_size: int
-    near: Neighbours
 
 
 @dataclass
@@ -123,7 +116,7 @@ class Copier:
         self._stale: tuple[str, ...] = ()
         """Keys of the round before the last: all have read them by now."""
         self._changed = threading.Condition()
-        self._stopping = self._asking = False
+        self._stopping = self._asking = self._left = False
         self._world = world
         self._host, self._port, self._store = _endpoint()
         self._first = self._due_after(step() + 1)
@@ -159,14 +152,25 @@ class Copier:
         self.snapshot.wait()
         self.tally.stall_s += time.monotonic() - begun_s
 
-    def stop(self) -> None:
-        """End. No copy changes any more afterwards."""
+    def stop(self) -> bool:
+        """End, within `_STOP_S`. No copy becomes whole any more afterwards.
+
+        Returns:
+            Whether no copy changes any more either. Else the thread still runs, and may write to the memory of those
+            that are not whole: no other copier may use this folder.
+        """
         with self._changed:
             self._stopping, self.next = True, NEVER
             self._changed.notify_all()
+        end_s = time.monotonic() + _STOP_S
         while self._thread.is_alive() and not self._asking:  # a store that is gone may keep it, but nothing to write
             self._thread.join(_LOOK_S)
+            if time.monotonic() > end_s:
+                with self._changed:
+                    self._left = True
+                return False
         self.snapshot.drop()
+        return True
 
     def remove(self) -> None:
         """Give the memory of the copies back."""
@@ -175,13 +179,26 @@ class Copier:
     # ---- the thread
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        """What the store answers."""
-        self._asking = True
+        """What the store, or a resolver, answers. Raises `CopyError` if `stop` was called: it has not waited."""
+        with self._changed:
+            self._check()
+            self._asking = True
         answer = ask()
+        with self._changed:
+            self._check()
+            self._asking = False
+        return answer
+
+    def _check(self) -> None:
         if self._stopping:
             raise CopyError("told to stop")
-        self._asking = False
-        return answer
+
+    def _seal(self, file: CopyFile, head: CopyHead) -> None:
+        """A copy is whole. Raises `CopyError` if `stop` has not waited: the state may have changed meanwhile."""
+        with self._changed:
+            if self._left:
+                raise CopyError("left behind")
+            file.seal(head)
 
     def _run(self) -> None:
         exchange = None
@@ -228,9 +245,9 @@ class Copier:
 
     def _between_nodes(self, store: Store, key: str) -> "Exchange":
         """Connect to the ranks of other nodes. Jobs of one node never import ZeroMQ in a rank."""
-        from taskd.adaptors.training.copies.exchange import Exchange
+        from taskd.adaptors.training.copies.exchange import Exchange, own_host
 
-        member, host = self._member, _own_host(self._host)
+        member, host = self._member, self._asked(lambda: own_host(self._host))
         return Exchange(
             store, host, self._world.name, member.rank, member.near, key, lambda: self._stopping, self._asked
         )
@@ -281,7 +298,7 @@ class Copier:
         )  # fmt: skip
         self.tally.size_bytes = self.snapshot.size_bytes
         if file is not None and head is not None:
-            file.seal(head)
+            self._seal(file, head)
         theirs: CopyHead | None = head
         if exchange is not None:
             theirs = self._swap(exchange, step, head)
@@ -299,7 +316,7 @@ class Copier:
 
         theirs = exchange.swap(step, head, outgoing, room)
         if theirs is not None:
-            kept[0].seal(theirs)
+            self._seal(kept[0], theirs)
         return theirs
 
     def _outcome(self, store: Store, step: int) -> int:
@@ -309,7 +326,7 @@ class Copier:
         pauses = self._pauses()
         while not self._asked(lambda: store.check([f"{step}/after"])):
             self._pause(next(pauses))
-        whole, following = map(int, self._asked(lambda: store.get(f"{step}/after")).split())
+        whole, following = _after(self._asked(lambda: store.get(f"{step}/after")), step)
         if whole:
             self.kept = step
             if not self.tally.whole:
@@ -354,8 +371,15 @@ class Copier:
     def _pause(self, length_s: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._stopping, length_s)
-        if self._stopping:
-            raise CopyError("told to stop")
+        self._check()
+
+
+def _after(said: bytes, step: int) -> tuple[bool, int]:
+    """Whether the copies of this step are whole, and the next step. Raises `CopyError`: anybody may have written it."""
+    whole, _, following = said.decode("ascii", "replace").partition(" ")
+    if whole not in ("0", "1") or not _STEP.fullmatch(following) or not step < int(following) <= NEVER:
+        raise CopyError(f"the store does not name the step that is copied after step {step}")
+    return whole == "1", int(following)
 
 
 def _endpoint() -> tuple[str, int, Store]:
@@ -373,10 +397,3 @@ def _endpoint() -> tuple[str, int, Store]:
 def _busy_s(exchange: "Exchange | None") -> float:
     """Processor time of this thread, and of the connections that it has."""
     return time.thread_time() + (exchange.busy_s() if exchange is not None else 0.0)
-
-
-def _own_host(store_host: str) -> str:
-    """The address by which this node is reached from the store's."""
-    with socket.socket(socket.AF_INET6 if ":" in store_host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((store_host, 9))
-        return str(probe.getsockname()[0])

@@ -61,7 +61,7 @@ class CopyFile:
             return None
         try:
             head = msgspec.msgpack.decode(data, type=CopyHead)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
         return head if head.size_bytes <= len(self._map) - HEAD_BYTES else None
 

@@ -8,6 +8,7 @@ Rules:
 3. Every wait looks whether it is to end.
 """
 
+import socket
 import time
 from collections.abc import Callable
 from typing import Final
@@ -101,7 +102,7 @@ class Exchange:
         """What the ward's copy says of itself. Raises `CopyError` if it is not that rank's of this step."""
         try:
             head = msgspec.msgpack.decode(frame, type=CopyHead | None)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise CopyError(f"rank {self._near.ward} has sent no head of a copy: {error}") from error
         if head is not None and (head.of, head.step) != (self._near.ward, step):
             raise CopyError(
@@ -155,10 +156,20 @@ def _put(frame: memoryview, into: memoryview) -> memoryview:
     return into[expected:]
 
 
+def own_host(store_host: str) -> str:
+    """The address by which this node is reached from the store's. May take as long as a resolver likes."""
+    with socket.socket(socket.AF_INET6 if ":" in store_host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((store_host, 9))
+        return str(probe.getsockname()[0])
+
+
 def _address(said: object, buddy: JobRank) -> Address:
-    """Where the buddy listens, which the store says, and anybody may have written there."""
+    """Return the buddy's address from the store, where anybody may have written.
+
+    A name is refused: ZeroMQ would resolve it on its own thread, and no connection could be closed meanwhile.
+    """
     assert isinstance(said, bytes)
     found = parse_address(said.decode(errors="replace")) if len(said) <= _MOST_ADDRESS_CHARS else None
-    if found is None:
+    if found is None or not found.is_numeric:
         raise CopyError(f"the store names no address of rank {buddy}")
     return found

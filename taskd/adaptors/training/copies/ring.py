@@ -20,6 +20,15 @@ class Neighbours(NamedTuple):
     ward: JobRank | None
 
 
+class Member(NamedTuple):
+    """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours."""
+
+    rank: JobRank
+    first: bool
+    world_size: int
+    near: Neighbours
+
+
 def neighbours(rank: JobRank, members: Sequence[JobRank], per_node: int) -> Neighbours:
     """Those of one rank of the job in a world of these members, of which each node has `per_node`."""
     places = sorted({member // per_node for member in members})

@@ -1,0 +1,168 @@
+"""The thread that makes copies: what it takes from a store, to which anybody may write, and how it is stopped."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from taskd.adaptors.groups.world import GroupWorld
+from taskd.adaptors.training.copies import copier as copier_of
+from taskd.adaptors.training.copies import exchange
+from taskd.adaptors.training.copies.backups import Backups
+from taskd.adaptors.training.copies.copier import Copier, CopyWorld
+from taskd.adaptors.training.copies.copy_file import CopyHead
+from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.ring import Member, Neighbours
+from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.state import TrainState
+from taskd.config.worker import WorkerConfig
+from taskd.errors import CopyError
+from taskd.runtime.agent.sockets import LocalServer
+from taskd.runtime.links.identity import peers_key
+from taskd.runtime.worker.worker import WorkerLink
+from taskd.wire.kinds import JobRank
+
+R0, R1 = JobRank(0), JobRank(1)
+ALONE = Neighbours(None, None)
+KEY = peers_key(b"for these tests alone, 0123456789", "default")
+LIMIT_S = 10.0
+Start = Callable[..., Copier]
+
+
+class Held:
+    """A call that takes as long as the test likes."""
+
+    def __init__(self) -> None:
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def __call__(self, *_: object) -> str:
+        self.begun.set()
+        assert self.over.wait(LIMIT_S)
+        return "127.0.0.1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[CopyFolder]:
+    paths = [tmp_path / f"copy-{number}" for number in range(4)]
+    folder = CopyFolder(paths, R1)
+    yield folder
+    folder.close()
+
+
+@pytest.fixture
+def start(folder: CopyFolder) -> Iterator[Start]:
+    """Starts the copier of rank 1, whose first step is 1, which has passed already."""
+    made: list[Copier] = []
+
+    def make(near: Neighbours = ALONE, begun: Callable[[], None] = lambda: None) -> Copier:
+        now = [-1]
+        world = CopyWorld("world", 1, lambda: KEY)
+        made.append(Copier(Member(R1, False, 2, near), folder, 1, -1, world, lambda: now[0], print, begun))
+        now[0] = 5
+        made[-1].due(5, lambda _: None)
+        return made[-1]
+
+    yield make
+    for one in made:
+        assert one.stop()
+        one._thread.join(LIMIT_S)
+        assert not one._thread.is_alive()
+
+
+def decide(copier: Copier, said: str) -> None:
+    """Write what the first rank writes when step 1 is copied."""
+    copier._store.set("world/copies/1/1/after", said)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "1", "one 2", "1 2 3", "1  2", "2 2", "-1 2", "1 1", "1 -5", f"1 {1 << 63}", "1 1_0", "1 ²", "9" * 9999],
+)
+def test_junk_in_the_place_of_the_next_step_is_one_line(
+    start: Start, said: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier_of, "_GRACE_S", 0.01)
+    copier = start()
+    decide(copier, said)
+    copier._thread.join(LIMIT_S)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.exc_info is None
+    assert record.getMessage() == (
+        "rank 1: no more copies are made until the next recovery: the store does not name the step that is copied "
+        "after step 1"
+    )
+
+
+def test_a_resolver_that_is_silent_does_not_hold_its_end_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = Held()
+    monkeypatch.setattr(exchange, "own_host", resolver)
+    copier = start(Neighbours(R0, R0))
+    assert resolver.begun.wait(LIMIT_S)
+    begun_s = time.monotonic()
+    assert copier.stop()
+    assert time.monotonic() - begun_s < 2.0
+    resolver.over.set()
+
+
+def test_a_thread_that_does_not_end_is_left_behind_and_makes_no_copy_whole(
+    start: Start, folder: CopyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copier_of, "_STOP_S", 0.2)
+    busy = Held()
+    copier = start(begun=busy)
+    decide(copier, "1 2")
+    assert busy.begun.wait(LIMIT_S)
+    file = folder.room(R1, 10, -1)
+    begun_s = time.monotonic()
+    assert not copier.stop()
+    assert time.monotonic() - begun_s < 2.0
+    with pytest.raises(CopyError, match="left behind"):
+        copier._seal(file, CopyHead(R1, 1, 10, "d"))
+    assert folder.whole() == ()
+    busy.over.set()
+
+
+def test_a_rank_whose_copier_does_not_end_makes_no_more_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two threads never write to the memory of one copy."""
+    monkeypatch.setattr(copier_of, "_STOP_S", 0.2)
+    server, busy, refused = LocalServer(tmp_path / "agent.sock"), Held(), list[str]()
+    copies = tuple(tmp_path / f"copy-{number}" for number in range(2))
+    for path in copies:
+        path.touch(mode=0o600)  # as the agent does
+    config = WorkerConfig(server.path, os.getpid(), tmp_path, 0, 0, R1, copies=copies)
+    link = WorkerLink(config, lambda: ())
+    monkeypatch.setattr(link, "tell_again", busy)
+    model = torch.nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), backup_every=1)
+    state._recovery.begin(R1)
+    refusals = Refusals(lambda **said: refused.append(said["no_newcomer"]), tells=True)
+    backups = Backups(state._recovery, link, refusals)
+    backups.start(GroupWorld(), -1)
+    end_s = time.monotonic() + LIMIT_S
+    while not busy.begun.is_set():
+        assert time.monotonic() < end_s
+        state.commit()
+        time.sleep(0.01)  # the thread's part of a round
+    copier = backups._copier
+    assert copier is not None
+    backups.stop()
+    assert backups.folder is None
+    assert backups.held(paused=True).copies == ()
+    assert len(refused) == 1
+    assert "the thread that copies does not end" in refused[0]
+    assert "at a fault all processes start anew" in caplog.text
+    backups.start(GroupWorld(), -1)
+    assert backups._copier is None
+    busy.over.set()
+    copier._thread.join(LIMIT_S)
+    backups.close()
+    server.close()
+    link._line.thread.join(LIMIT_S)
