@@ -4,7 +4,7 @@ end: the ranks meet once.
 lose: rank 1 kills itself in its first life; its successor is waited for.
 fail: rank 1 raises each time.
 stop: rank 0 signals torchrun; each rank leaves its training function when it has been signalled, as do all together.
-    WHO is `twice`, or with a torchrun for each: rank 1 signals its own `both` at once or `later`, or not at all (`one`).
+    WHO: `twice`; or, each with its own torchrun, rank 1 signals its own `both` at once or `later`, or not (`one`).
 """
 
 import os
@@ -28,6 +28,31 @@ def await_file(name: str, link: WorkerLink | None) -> None:
         time.sleep(0.01)
 
 
+def agree_to_stop(who: str, link: WorkerLink | None) -> None:
+    number, own = signal.Signals[sys.argv[2]], rank == 0 or who in ("both", "later")
+    if rank == 1 and who in ("later", "one"):
+        await_file("stops-0", None)
+        time.sleep(int(who == "later"))
+    if own:
+        os.kill(os.getppid(), number)
+    await_signals(0 if who == "one" and rank == 1 else 1)
+    if who == "twice":
+        if rank == 0:
+            time.sleep(0.5)  # torchrun waits for its ranks then
+            os.kill(os.getppid(), number)
+        await_signals(2)
+    time.sleep(0.3 if who else 0)  # a save, in which a pause would come
+    if link is not None and link.interrupted:
+        raise RuntimeError("a peer is gone")
+    (folder / f"stops-{rank}").touch()
+    await_file(f"stops-{1 - rank}", None)  # as an all-reduce of the flag
+
+
+def await_signals(count: int) -> None:
+    while len(told) < count:
+        time.sleep(0.01)
+
+
 def train(link: WorkerLink | None) -> None:
     (folder / f"in-{rank}").touch()
     await_file(f"in-{1 - rank}", link)
@@ -39,25 +64,7 @@ def train(link: WorkerLink | None) -> None:
     if shape == "fail":
         await_file("never", link)
     if shape == "stop":
-        who = "".join(sys.argv[3:])
-        if rank == 1 and who in ("later", "one"):
-            await_file("stops-0", None)
-        if rank == 1 and who == "later":
-            time.sleep(1)
-        if who == "both" or rank == 0 or (rank == 1 and who == "later"):
-            os.kill(os.getppid(), signal.Signals[sys.argv[2]])
-        while not told and not (rank == 1 and who == "one"):
-            time.sleep(0.01)
-        if who == "twice" and rank == 0:
-            time.sleep(0.5)  # torchrun waits for its ranks then
-            os.kill(os.getppid(), signal.Signals[sys.argv[2]])
-        while who == "twice" and len(told) < 2:
-            time.sleep(0.01)
-        time.sleep(0.3 if who else 0)  # a save, in which a pause would come
-        if link is not None and link.interrupted:
-            raise RuntimeError("a peer is gone")
-        (folder / f"stops-{rank}").touch()
-        await_file(f"stops-{1 - rank}", None)  # as an all-reduce of the flag
+        agree_to_stop("".join(sys.argv[3:]), link)
     if rank == 1:
         (folder / "back").touch()
     await_file("back", link)
