@@ -48,7 +48,8 @@ def agent(ticket: Ticket, rank: int, *, timeout_s: float = _TIMEOUT_S) -> Agent:
     Args:
         ticket: of the `manager`.
         rank: this process's rank in the job.
-        timeout_s: so long it waits until a new process of the rank is wanted.
+        timeout_s: so long it waits until a new process of the rank is wanted. An agent that does not answer is waited
+            for no longer either, but for at least 5 s.
 
     Raises:
         ConfigError: the job has no such rank, or this process holds another.

@@ -7,11 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
+from taskd.adaptors.actors import door as doors
 from taskd.adaptors.actors.door import Door, Entrance, _address, answer, knock
 from taskd.errors import LinkError
 
@@ -170,6 +172,76 @@ def test_silent_visitors_hold_nobody_up(entrance: Entrance, opened: ExitStack) -
     assert found is not None
     assert found[1] == {"RANK": "1"}
     found[0].close()
+
+
+def test_a_full_door_sends_the_oldest_away_and_stays_open(
+    entrance: Entrance, opened: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One look finds the oldest of 64 silent ones with a word, and somebody new."""
+    door = Door(entrance)
+    opened.callback(door.close)
+    links = [opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(66)]
+    for link in links[:64]:
+        link.connect(_address(entrance.names[0]))
+        assert door.let_in() == []
+    links[64].connect(_address(entrance.names[0]))
+    links[0].sendall(b"x")
+    assert door.let_in() == []
+    assert links[0].recv(1) == b"", "it was heard first, and refused"
+    assert "does not hold its job's key" in caplog.text
+    links[65].connect(_address(entrance.names[0]))
+    links[1].sendall(bytes(32))
+    assert door.let_in() == []
+    assert len(links[1].recv(100)) == 64, "it was answered before it was sent away"
+    assert links[1].recv(1) == b"", "the oldest makes room"
+    links[2].sendall(bytes(32))
+    assert door.let_in() == []
+    assert len(links[2].recv(100)) == 64, "the others still wait"
+
+
+def silent(entrance: Entrance, opened: ExitStack, count: int) -> None:
+    """Somebody of this user listens at so many names, and never says a word."""
+    for name in entrance.names[:count]:
+        end = opened.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        end.bind(_address(name))
+        end.listen(8)
+
+
+def test_silent_strangers_cost_nothing_where_the_agent_answers(entrance: Entrance, opened: ExitStack) -> None:
+    with Serving(entrance, {"RANK": "1"}) as serving:
+        silent(Entrance(entrance.names[1:], entrance.key), opened, 2)
+        begun_s = time.monotonic()
+        found = knock(Entrance(entrance.names[::-1], entrance.key))
+        assert time.monotonic() - begun_s < 2.0
+        assert found is not None
+        assert found[1] == {"RANK": "1"}
+        found[0].close()
+        assert serving.pids == [os.getpid()]
+
+
+def test_silent_strangers_cost_one_wait_together(
+    entrance: Entrance, opened: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(doors, "_PROOF_S", 0.5)
+    silent(entrance, opened, 3)
+    begun_s = time.monotonic()
+    assert knock(entrance) is None
+    assert 0.5 <= time.monotonic() - begun_s < 1.5
+    assert caplog.text.count(f"process {os.getpid()} listens at a name of this rank's agent, and is silent") == 3
+
+
+def test_a_knock_ends_when_its_time_is_over(entrance: Entrance, opened: ExitStack) -> None:
+    """Whether nobody proves anything, or one that has gives no answer."""
+    silent(entrance, opened, 1)
+    begun_s = time.monotonic()
+    assert knock(entrance, begun_s + 0.3) is None
+    assert 0.3 <= time.monotonic() - begun_s < 2.0
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            answer(far, begun_s + 0.3)
+        assert 0.3 <= time.monotonic() - begun_s < 2.0
 
 
 @needs_root

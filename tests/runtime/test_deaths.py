@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -133,6 +134,39 @@ def test_without_a_pidfd_each_is_looked_at(
     assert second.poll() == 0, "it was not reaped"
     first.kill()
     assert until_gone(watch) == [ProcessEnd(first.pid, gone=True)]
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_at_the_limit_of_threads_the_pidfd_tells(
+    watch: DeathWatch, box: Box, begin: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = begin(box)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    watch.watch(process.pid, box)
+    process.kill()
+    assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]
+    assert f"no thread taskd-life-{process.pid} (can't start new thread); allow more processes" in caplog.text
+
+
+def test_at_the_limit_of_threads_and_without_a_pidfd_the_agent_looks(
+    watch: DeathWatch, begin: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread looks as soon as one can be had."""
+    monkeypatch.setattr(os, "pidfd_open", refuse_pidfd)
+    first, second = begin(None), begin(None)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_thread)
+        watch.watch(first.pid, None)
+        assert watch.events() == []
+        first.kill()
+        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+        assert watch.events() == [ProcessEnd(first.pid, gone=True)]
+    watch.watch(second.pid, None)
+    second.kill()
+    assert until_gone(watch) == [ProcessEnd(second.pid, gone=True)]
 
 
 @pytest.mark.parametrize("pidfd", [True, False], ids=["by pidfd", "by looks"])

@@ -11,6 +11,7 @@ import pytest
 
 from taskd.core.diagnosis.conditions import condition_of_end
 from taskd.core.diagnosis.findings import Kind
+from taskd.runtime.agent import disks
 from taskd.runtime.agent.disks import full_disk
 from tests.runtime.watched import Start
 
@@ -99,3 +100,15 @@ def test_a_file_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_process_that_is_gone() -> None:
     full_disk(1 << 40)
+
+
+def test_at_the_limit_of_threads_no_disk_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_thread)
+        assert full_disk(os.getpid()) is None
+    monkeypatch.setattr(disks, "_places", lambda _pid: iter(["/full"]))
+    monkeypatch.setattr(disks, "_is_full", lambda _place: True)
+    assert full_disk(os.getpid(), timeout_s=10) == "/full", "it may be asked again"

@@ -255,6 +255,39 @@ def test_a_standby_that_never_connects_is_asked_for_again(make: Callable[..., Nu
     assert nursery.told(nursery.templates[0], pool.close) == ["Fork 3", "Fork 1"]
 
 
+def test_the_number_of_one_that_became_a_rank_may_come_back(make: Callable[..., Nursery]) -> None:
+    """Its host has reaped it; a standby of the same number, which never connects, is asked for again."""
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    nursery.standbys(3)
+    rank = pool.take()
+    assert rank is not None
+    pool.became_rank(rank)
+    pool.refill()
+    pool.reaped((rank.pid,))
+    pool.refill()
+    nursery.ear.server.drop(rank)
+    assert nursery.told(nursery.templates[0], pool.close) == ["Fork 3", "Fork 1", "Fork 1"]
+
+
+def test_one_that_was_taken_and_became_no_rank_was_met(make: Callable[..., Nursery]) -> None:
+    """A check process, or one that was dismissed: it is reaped with the idle ones."""
+    nursery = make(1)
+    pool = nursery.pool
+    pool.open()
+    nursery.hellos(2)
+    nursery.standbys(3)
+    taken = pool.take()
+    assert taken is not None
+    pool.refill()
+    pool.dismiss(taken)
+    pool.reaped((taken.pid,))
+    pool.refill()
+    assert nursery.told(nursery.templates[0], pool.close) == ["Fork 3", "Fork 1"]
+
+
 def test_what_a_reaped_standby_had_said_counts_for_nothing(make: Callable[..., Nursery]) -> None:
     nursery = make(1)
     pool = nursery.pool

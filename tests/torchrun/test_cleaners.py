@@ -111,6 +111,21 @@ def test_a_tracker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
     rank.close()
 
 
+@pytest.mark.usefixtures("reaps")
+def test_what_is_spared_while_torchrun_ends_its_ranks_is_left_alone() -> None:
+    """Nobody looks at it any more: it ends by itself, and holds no descriptor here."""
+    rank, kept = Rank(), Cleaners()
+    before = os.listdir("/proc/self/fd")
+    kept.release()
+    kept.kill_group(rank.process.pid)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert rank.process.wait(LIMIT_S) == -signal.SIGKILL
+    assert rank.tracker_ends()
+    assert not rank.segment.exists(), "it had the time to remove it"
+    assert not kept.pids
+    rank.close()
+
+
 def test_a_group_without_one_is_killed_whole() -> None:
     process = subprocess.Popen(["sh", "-c", "sleep infinity & sleep infinity"], start_new_session=True)
     kept = Cleaners()

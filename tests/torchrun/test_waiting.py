@@ -12,14 +12,16 @@ from datetime import timedelta
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch.distributed import TCPStore
+from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
+from taskd.adaptors.torchrun.entry import attempt
 from taskd.adaptors.torchrun.waiting import set_aside, withdraw
 from tests.e2e.job import SCRIPTS, Job, Process
 from tests.e2e.test_manager import start_manager
@@ -230,3 +232,39 @@ def test_a_lost_store_is_no_complaint_at_the_end(caplog: pytest.LogCaptureFixtur
     left.shutdown()
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     until(lambda: all(one.name != "taskd-rendezvous-end" for one in threading.enumerate()), "the end of its thread")
+
+
+def test_at_the_limit_of_threads_torchruns_own_rendezvous_forms_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def form(group: Any) -> None:
+        group.group_rank = 1
+
+    class Unasked:
+        outlook = None
+
+    group, runtime, rendezvous = cast("Any", WorkerGroup(cast("Any", Spec))), cast("Any", Unasked()), StaticRendezvous()
+    set_aside(cast("Any", rendezvous), lambda: True)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    formed: Any = attempt(form, group, runtime)
+    assert (formed.group_rank, group.group_rank) == (1, None)
+    assert not rendezvous.shutdown()
+    assert rendezvous.shut == 0, "it may block"
+
+
+class Spec:
+    local_world_size = 1
+
+
+class StaticRendezvous:
+    """As much of a handler as is used."""
+
+    shut = 0
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def shutdown(self) -> bool:
+        self.shut += 1
+        return True

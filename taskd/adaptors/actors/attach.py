@@ -8,7 +8,6 @@ Rules:
 3. torch may have been imported before, but no process group may have been made.
 """
 
-import contextlib
 import json
 import logging
 import os
@@ -17,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,6 +35,10 @@ from taskd.wire.standbys import Become
 logger = logging.getLogger(__name__)
 START_S: Final = 30.0
 """An agent that has not said anything by then has failed."""
+_REACH_S: Final = 5.0
+"""The least time for it to begin, or to answer, however soon the caller wants to know."""
+_KILL_S: Final = 1.0
+"""One that has not ended so long after SIGKILL is left behind."""
 _ERROR_BYTES: Final = 4096
 
 
@@ -99,7 +103,8 @@ def attach(ticket: Ticket, rank: int, timeout_s: float) -> Agent:
 def _enter(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[dict[str, str], socket.socket]:
     """The variables of this process, once it is wanted, and its link to the agent."""
     while True:
-        link, env = knock(ticket.entrance(rank)) or _start_side(ticket, rank)
+        reach_s = max(until_s, time.monotonic() + _REACH_S)
+        link, env = knock(ticket.entrance(rank), reach_s) or _start_side(ticket, rank, reach_s)
         env = env or _await_rank(link, until_s)
         if env:
             return env, link
@@ -129,11 +134,11 @@ def _await_rank(link: socket.socket, until_s: float) -> dict[str, str]:
     return {}
 
 
-def _start_side(ticket: Ticket, rank: JobRank) -> tuple[socket.socket, dict[str, str]]:
+def _start_side(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[socket.socket, dict[str, str]]:
     """Start the rank's agent; the link to it, and its answer.
 
     Raises:
-        LinkError: it cannot serve.
+        LinkError: it cannot serve, or does not begin in time.
     """
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "taskd.adaptors.actors", str(rank), str(theirs.fileno())]
@@ -147,15 +152,23 @@ def _start_side(ticket: Ticket, rank: JobRank) -> tuple[socket.socket, dict[str,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,
         )
-    process.communicate(f"{ticket.to_json()}\n".encode())
-    own.settimeout(START_S)
-    said = b""
-    with contextlib.suppress(OSError):
+    late, said = not _send_ticket(process, ticket, until_s), b""
+    try:
+        own.settimeout(max(0.0, min(START_S, until_s - time.monotonic())))
         said = own.recv(_ERROR_BYTES)
-        if said == READY.encode() and (variables := answer(own)) is not None:
+        if said == READY.encode() and (variables := answer(own, until_s)) is not None:
             return own, variables
+    except (TimeoutError, BlockingIOError):
+        late = True
+    except OSError:
+        pass
     own.close()
-    found = knock(ticket.entrance(rank))  # of an agent that another process has started meanwhile
+    found = knock(ticket.entrance(rank), until_s)  # of an agent that another process has started meanwhile
+    if found is None and late:
+        raise LinkError(
+            f"the agent of rank {rank} has not begun in time, expected it within {START_S:g} s and this call's "
+            f"timeout: {' '.join(command[:3])}; see its output, and the load of this machine"
+        )
     if found is None:
         raise LinkError(
             f"the agent of rank {rank} could not begin: {said.decode(errors='replace')}"
@@ -163,6 +176,20 @@ def _start_side(ticket: Ticket, rank: JobRank) -> tuple[socket.socket, dict[str,
             else f"the agent of rank {rank} has ended at its start: {' '.join(command[:3])}; see its output"
         )
     return found
+
+
+def _send_ticket(process: "subprocess.Popen[bytes]", ticket: Ticket, until_s: float) -> bool:
+    """Start an agent's own process, by its ticket. False: it does not take that in time, and is killed."""
+    try:
+        process.communicate(f"{ticket.to_json()}\n".encode(), timeout=max(0.0, until_s - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_S)
+        return False
+    return True
 
 
 def _install(env: dict[str, str], world_size: int, links: Links) -> Agent:

@@ -8,7 +8,7 @@ Rules:
 3. Both ends then prove, each for a number that the other has drawn, that they hold the job's key for this rank. Neither
    uses what the other says before that.
 4. A rank has `DOORS` names, which do not follow from one another: where strangers hold the first, the agent is at the
-   next one that is free.
+   next one that is free. A process asks at all of them at once, so that silent strangers cost no more than one does.
 5. An answer is JSON: for the first process of a rank of a job that forms its variables, else nothing. The connection
    then is the process's link to the agent.
 """
@@ -22,8 +22,9 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from taskd.errors import LinkError
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 DOORS: Final = 8
 _MOST_BYTES: Final = 200 << 10
 _PATIENCE_S: Final = 30.0
+"""For the answer of an agent that has proved itself."""
+_PROOF_S: Final = 10.0
+"""For its proof: one that has just begun to listen waits for the manager first."""
 _QUEUE_S: Final = 1.0
 _LOOK_S: Final = 0.005
 _NONCE_BYTES: Final = 32
@@ -86,13 +90,11 @@ class Door:
 
     def let_in(self) -> list[Visitor]:
         """Return those that have proved themselves by now. Never waits."""
-        found = []
-        for descriptor, _ in self._poll.poll(0):
-            if descriptor == self._listener.fileno():
-                self._accept()
-            elif (visitor := self._hear(descriptor)) is not None:
-                found.append(visitor)
-        return found
+        ready, listener = [descriptor for descriptor, _ in self._poll.poll(0)], self._listener.fileno()
+        heard = [self._hear(descriptor) for descriptor in ready if descriptor != listener]
+        if listener in ready:  # the last: to let one in, another may be sent away
+            self._accept()
+        return [visitor for visitor in heard if visitor is not None]
 
     def close(self) -> None:
         """Nobody can find this agent any more."""
@@ -153,55 +155,97 @@ class Door:
         link.close()
 
 
-def knock(entrance: Entrance) -> tuple[socket.socket, dict[str, str]] | None:
-    """Ask the rank's agent: the link to it, and its answer; None if it is not on this machine, or has just gone."""
-    for name in entrance.names:
-        link = _connect(name)
-        if link is None:
-            continue
-        try:
-            link.settimeout(_PATIENCE_S)
-            if _proves_itself(link, entrance.key) and (env := answer(link)) is not None:
+def knock(entrance: Entrance, until_s: float = inf) -> tuple[socket.socket, dict[str, str]] | None:
+    """Ask the rank's agent: the link to it, and its answer; None if it is not on this machine, or has just gone.
+
+    Returns at `until_s` of the monotonic clock at the latest.
+    """
+    asked = _ask(entrance.names, until_s)
+    try:
+        for link in _proven(asked, entrance.key, min(until_s, time.monotonic() + _PROOF_S)):
+            try:
+                env = answer(link, until_s)
+            except OSError as error:
+                logger.debug("the agent of this rank says nothing more: %s", error)
+                continue
+            if env is not None:
+                del asked[link.fileno()]
                 return link, env
-        except OSError as error:
-            logger.debug("who listens at a name of this rank says nothing more: %s", error)
-        link.close()
+    finally:
+        for link, _ in asked.values():
+            link.close()
     return None
 
 
-def answer(link: socket.socket) -> dict[str, str] | None:
+def answer(link: socket.socket, until_s: float = inf) -> dict[str, str] | None:
     """Receive what the agent answers at a proven link; None if it has gone. Raises `OSError` if it is too late."""
-    link.settimeout(_PATIENCE_S)
+    link.settimeout(max(0.0, min(_PATIENCE_S, until_s - time.monotonic())))
     frame = link.recv(_MOST_BYTES)
     link.settimeout(None)
     return {str(name): str(value) for name, value in json.loads(frame).items()} if frame else None
 
 
-def _proves_itself(link: socket.socket, key: bytes) -> bool:
+def _ask(names: Sequence[str], until_s: float) -> dict[int, tuple[socket.socket, bytes]]:
+    """Connect to whoever listens at these names: by descriptor, each connection and the number sent along it."""
+    asked: dict[int, tuple[socket.socket, bytes]] = {}
+    for name in names:
+        link = _connect(name, until_s=until_s)
+        if link is None:
+            continue
+        own = secrets.token_bytes(_NONCE_BYTES)
+        try:
+            link.sendall(own)
+        except OSError as error:
+            logger.debug("who listens at a name of this rank has just gone: %s", error)
+            link.close()
+        else:
+            asked[link.fileno()] = link, own
+    return asked
+
+
+def _proven(asked: Mapping[int, tuple[socket.socket, bytes]], key: bytes, until_s: float) -> Iterator[socket.socket]:
+    """Each connection whose other end has proved that it holds the key, as soon as it has."""
+    poller, silent = select.poll(), set(asked)
+    for descriptor in asked:
+        poller.register(descriptor, select.POLLIN)
+    while silent and (left_s := until_s - time.monotonic()) > 0:
+        for descriptor, _ in poller.poll(left_s * 1000):
+            poller.unregister(descriptor)
+            silent.discard(descriptor)
+            if _proves_itself(*asked[descriptor], key):
+                yield asked[descriptor][0]
+    for descriptor in silent:
+        logger.warning(
+            "process %d listens at a name of this rank's agent, and is silent; passed over",
+            peer_of(asked[descriptor][0])[0],
+        )
+
+
+def _proves_itself(link: socket.socket, own: bytes, key: bytes) -> bool:
     """Whether the other end holds the key; if it does, it has the proof of this end."""
-    own = secrets.token_bytes(_NONCE_BYTES)
-    link.sendall(own)
-    said = link.recv(_NONCE_BYTES + _PROOF_BYTES + 1)
-    both = own + said[:_NONCE_BYTES]
-    if not hmac.compare_digest(said[_NONCE_BYTES:], _proof(key, _OF_AGENT, both)):
-        if said:
-            logger.error(
-                "process %d listens in place of this rank's agent, without its key; passed over", peer_of(link)[0]
-            )
+    try:
+        said = link.recv(_NONCE_BYTES + _PROOF_BYTES + 1)
+        both = own + said[:_NONCE_BYTES]
+        if hmac.compare_digest(said[_NONCE_BYTES:], _proof(key, _OF_AGENT, both)):
+            link.sendall(_proof(key, _OF_PROCESS, both))
+            return True
+    except OSError as error:
+        logger.debug("who listens at a name of this rank says nothing more: %s", error)
         return False
-    link.sendall(_proof(key, _OF_PROCESS, both))
-    return True
+    if said:
+        logger.error("process %d listens in place of this rank's agent, without its key; passed over", peer_of(link)[0])
+    return False
 
 
 def _proof(key: bytes, of: bytes, numbers: bytes) -> bytes:
     return hmac.digest(key, of + numbers, "sha256")
 
 
-def _connect(name: str, level: int = logging.WARNING) -> socket.socket | None:
+def _connect(name: str, level: int = logging.WARNING, until_s: float = inf) -> socket.socket | None:
     """The connection to who listens there; None for nobody, and for another user, whom a line of this level names."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        _enter_queue(link, name)
+        _enter_queue(link, name, until_s)
         refuse_strangers(link, "a name of this rank's agent")
     except PermissionError as error:
         logger.log(level, "a name of this rank's agent is taken: %s; another name is used", error.strerror)
@@ -213,10 +257,10 @@ def _connect(name: str, level: int = logging.WARNING) -> socket.socket | None:
     return None
 
 
-def _enter_queue(link: socket.socket, name: str) -> None:
+def _enter_queue(link: socket.socket, name: str, until_s: float) -> None:
     """Connect, at once or while an agent empties a full queue. A stranger may let its own fill for ever."""
     link.settimeout(0)
-    until_s = time.monotonic() + _QUEUE_S
+    until_s = min(until_s, time.monotonic() + _QUEUE_S)
     while (error := link.connect_ex(_address(name))) == errno.EAGAIN and time.monotonic() < until_s:
         time.sleep(_LOOK_S)  # nothing tells when there is room again
     if error:

@@ -7,18 +7,19 @@ Rules:
 2. All other members of the group are killed at once.
 3. A spared process is killed by its pidfd: the group's number may have become somebody else's. Without pidfds, or where
    /proc does not show the group, the whole group is killed at once.
+4. Once torchrun ends its ranks (`release`), nobody looks any more: cleaners that still run end by themselves.
 """
 
 import os
-import select
 import time
 from collections import deque
 from contextlib import suppress
 from pathlib import PurePath
-from signal import SIGKILL, pidfd_send_signal
+from signal import SIGKILL
 from typing import Final
 
 from taskd.adaptors.torchrun.children import is_subreaper, signal_group
+from taskd.runtime.system.pidfd import ProcessHandle
 
 CLEANUP_S: Final = 5.0
 _TRACKERS: Final = (b"resource_tracker import main",)
@@ -31,8 +32,9 @@ class Cleaners:
     """Those of one node's ranks that still have time."""
 
     def __init__(self) -> None:
-        self._spared: dict[int, tuple[int, float]] = {}
-        """By pid: its pidfd, and when its time is over."""
+        self._spared: dict[int, tuple[ProcessHandle, float]] = {}
+        """By pid: the process, and when its time is over."""
+        self._released = False
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -63,29 +65,27 @@ class Cleaners:
 
     def look(self) -> None:
         """Forget those that have ended, and kill those whose time is over."""
-        for pid, (pidfd, until_s) in list(self._spared.items()):
-            if _has_ended(pidfd):
-                os.close(pidfd)
+        for pid, (process, until_s) in list(self._spared.items()):
+            if not process.runs():
+                process.close()
                 del self._spared[pid]
             elif time.monotonic() >= until_s:
-                with suppress(ProcessLookupError):
-                    pidfd_send_signal(pidfd, SIGKILL)
+                process.kill(SIGKILL)
 
     def release(self) -> None:
-        """Leave those that still run alone."""
-        for pidfd, _ in self._spared.values():
-            os.close(pidfd)
+        """Leave those that still run alone, and those that are spared from now on."""
+        self._released = True
+        for process, _ in self._spared.values():
+            process.close()
         self._spared.clear()
 
     def _spare(self, pid: int) -> bool:
-        if pid in self._spared:
+        if pid in self._spared or self._released:
             return True
-        try:
-            self._spared[pid] = os.pidfd_open(pid), time.monotonic() + CLEANUP_S
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
+        process = ProcessHandle(pid)
+        if not process.is_held:
+            return not process.runs()
+        self._spared[pid] = process, time.monotonic() + CLEANUP_S
         return True
 
 
@@ -136,9 +136,3 @@ def _is_cleaner(pid: int) -> bool:
     if PurePath(os.fsdecode(words[0])).name == _MANAGER:
         return True
     return any(tracker in word for word in words for tracker in _TRACKERS)
-
-
-def _has_ended(pidfd: int) -> bool:
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))

@@ -67,7 +67,12 @@ def attempt(rendezvous: Callable[[WorkerGroup], None], worker_group: WorkerGroup
             failed.append(error)
 
     thread = threading.Thread(target=run, name="taskd-rendezvous", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError as error:
+        logger.warning("torchrun's rendezvous alone forms the world: no thread can be had beside it (%s)", error)
+        rendezvous(formed)
+        return formed
     while thread.is_alive() and runtime.outlook(0.0) is not Outlook.LIVING:
         thread.join(_LOOK_S)
     if runtime.outlook(_ANSWER_S if failed else None) is Outlook.LIVING:

@@ -85,7 +85,11 @@ class _Aside:
         if self._lost:
             return False
         thread = threading.Thread(target=self._close, name="taskd-rendezvous-end", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.info("torch's rendezvous is left open: no thread can be had (%s)", error)
+            return False
         thread.join(_SHUTDOWN_S)
         if thread.is_alive():
             logger.info("torch's rendezvous does not answer within %g s: it is left open", _SHUTDOWN_S)
@@ -108,7 +112,11 @@ def withdraw(handler: RendezvousHandler, rendezvous: threading.Thread) -> None:
     if not isinstance(handler, DynamicRendezvousHandler):
         return
     vars(handler._state_holder)["sync"] = _stop  # where the thread looks next, within a second
-    threading.Thread(target=_leave, args=(handler, rendezvous), name="taskd-withdraw", daemon=True).start()
+    thread = threading.Thread(target=_leave, args=(handler, rendezvous), name="taskd-withdraw", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        logger.info("this node's name stays in torch's rendezvous until it expires: no thread can be had (%s)", error)
 
 
 def _stop() -> NoReturn:

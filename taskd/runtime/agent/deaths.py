@@ -3,8 +3,8 @@
 Rules:
 
 1. Two sources: the life futex in the black box (the kernel wakes us before it tears the memory down) and a pidfd (the
-   process can be reaped). A process without a box has the second alone. One that can have no pidfd is looked at, every
-   20 ms.
+   process can be reaped). A process without a box, or without a thread for it, has the second alone. One that can have
+   no pidfd is looked at, every 20 ms; where no thread can be had, whenever `events` is called.
 2. The futex tells only that the process is ending. How, `/proc/PID/stat` knows at once for a signal or a failing
    status. A status of 0 is not believed before the process is fully gone: it also means "not known yet".
 3. Whoever listens polls `fileno()` and then takes `events()`.
@@ -85,17 +85,20 @@ class DeathWatch:
             self._epoll.register(pidfd, select.EPOLLIN)
         else:
             self._looked_at.add(pid)
-            if not self._looks:
-                self._start(self._look, "taskd-ends")
-                self._looks = True
+            self._looks = self._looks or self._start(self._look, "taskd-ends")
         if life is not None:
             self._start(self._await, f"taskd-life-{pid}", pid, life)
 
-    def _start(self, target: Callable[..., None], name: str, *args: object) -> None:
+    def _start(self, target: Callable[..., None], name: str, *args: object) -> bool:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:
+            logger.warning("deaths are seen later: no thread %s (%s); allow more processes (ulimit -u)", name, error)
+            return False
         self._threads.append(thread)
+        return True
 
     def _tell_gone(self, pid: int) -> None:
         self._gone.append(pid)
@@ -103,13 +106,18 @@ class DeathWatch:
 
     def _look(self) -> None:
         while not self._closed.wait(LOOK_S):
-            for pid in tuple(self._looked_at):
-                if has_ended(pid):
-                    self._looked_at.discard(pid)
-                    self._tell_gone(pid)
+            self._look_once()
+
+    def _look_once(self) -> None:
+        for pid in tuple(self._looked_at):
+            if has_ended(pid):
+                self._looked_at.discard(pid)
+                self._tell_gone(pid)
 
     def events(self) -> list[ProcessEnd]:
         """What has happened since the last call, without blocking."""
+        if not self._looks:
+            self._look_once()
         found = []
         for fd, _ in self._epoll.poll(0):
             if fd == self._wake:

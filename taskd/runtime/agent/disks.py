@@ -34,7 +34,11 @@ def full_disk(pid: int, timeout_s: float = 0.05) -> str | None:
         return None
     found: list[str] = []
     thread = threading.Thread(target=_search, args=(pid, found), name="taskd-disks", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no further thread can be had
+        _asking.release()
+        return None
     thread.join(timeout_s)
     return found[0] if found else None
 

@@ -13,6 +13,7 @@ from taskd.config.security import Security
 from taskd.core.membership.heartbeats import SPARSE
 from taskd.core.membership.nearby import NearbyManager, choose_manager
 from taskd.core.policy import Membership
+from taskd.errors import RoomError
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.links.links import AgentSocket
 from taskd.runtime.links.loopback import secured
@@ -29,6 +30,9 @@ def connect(
     """An agent's link to its manager, which is started here if the job of one node has none elsewhere.
 
     `notes` counts what waits for this thread: then it does not wait for a manager.
+
+    Raises:
+        RoomError: the system does not allow the manager another thread.
     """
     if config.nearby is not None:
         found = _nearby(config, config.nearby, notes)
@@ -40,7 +44,12 @@ def connect(
     embedded = embedded_config(config, ranks_per_node)
     manager = Manager(embedded, embedded=True)
     files.records = manager.mark
-    manager.start()
+    try:
+        manager.start()
+    except RuntimeError as error:
+        raise RoomError(
+            f"its manager's thread cannot be started ({error}); allow more processes (ulimit -u)"
+        ) from error
     return AgentSocket(manager.address, embedded.security, context=manager.context), manager
 
 

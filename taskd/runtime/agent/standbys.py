@@ -63,7 +63,7 @@ class StandbyPool:
         """Waiting ranks at the last refill. While there are some, new standbys go to them unprepared."""
         self._asked = 0
         self._met: set[int] = set()
-        """Standbys that have connected, by pid, until they are reaped."""
+        """Standbys that have connected, by pid, until they are reaped or become ranks, whose parent reaps them."""
         self._reaped: set[int] = set()
         """Those among the last that were collected before anything of them was received."""
         self._modules: set[str] = set()
@@ -209,6 +209,10 @@ class StandbyPool:
             peer, self._template, self._template_pid, self._ready = self._template, None, None, False
             return peer
         return None
+
+    def became_rank(self, peer: Peer) -> None:
+        """Forget one that was taken. Its host reaps it, and its number may come back as another standby's."""
+        self._met.discard(peer.pid)
 
     def dismiss(self, peer: Peer) -> None:
         """Let one end that was taken, and became no rank."""

@@ -90,6 +90,7 @@ class Starts:
         if standby is not None:
             if standby.send(order_to_become(host.command(local).argv, env, logs, working_folder())):
                 host.adopt(local, standby.pid, env, logs)
+                self._pool.became_rank(standby)
                 self.begin(node, start, standby.pid, warm=not self._pool.only)
                 return
             self._pool.dismiss(standby)

@@ -22,7 +22,9 @@ from typing import Final, NoReturn
 
 from taskd.errors import ChaosError
 from taskd.runtime.chaos.scenario_run import ENDING
+from taskd.runtime.chaos.target import open_handle
 from taskd.runtime.system.cgroups import cgroup_directories
+from taskd.runtime.system.pidfd import signal_pidfd
 from taskd.runtime.system.processes import call_me, end_with
 
 MIB: Final = 1 << 20
@@ -40,7 +42,7 @@ class LoadProcess:
 
     def end(self) -> float:
         """Kill and collect it; the seconds of processor time that it has used."""
-        signal.pidfd_send_signal(self.handle, signal.SIGKILL)  # one that has ended and is not collected takes it too
+        signal_pidfd(self.handle, signal.SIGKILL)  # one that has ended and is not collected takes it too
         used = os.wait4(self.pid, 0)[2]
         os.close(self.handle)
         return used.ru_utime + used.ru_stime
@@ -56,7 +58,7 @@ def start_child(name: str, work: Callable[[], object], beside: int) -> LoadProce
         _live(name, work, parent, gate)
     os.close(gate)
     try:
-        return LoadProcess(pid, os.pidfd_open(pid), tuple(share_cgroups(pid, beside)))
+        return LoadProcess(pid, open_handle(pid), tuple(share_cgroups(pid, beside)))
     finally:
         os.close(key)
 

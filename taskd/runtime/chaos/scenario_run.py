@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from math import inf
 from typing import Final
 
+from taskd.runtime.chaos.target import open_handle
 from taskd.wire.text import line
 
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP)
@@ -62,7 +63,7 @@ class ScenarioRun:
         """The scenario begins: its time runs, and it ends with this process."""
         self._end_s = time.monotonic() + self._for_s
         try:
-            self._followed = os.pidfd_open(pid)
+            self._followed = open_handle(pid)
         except ProcessLookupError:
             self.reason = JOB_HAS_ENDED
 

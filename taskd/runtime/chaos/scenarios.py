@@ -15,7 +15,7 @@ from taskd.errors import ChaosError
 from taskd.runtime.chaos.cleanup import Cleanup, Resume
 from taskd.runtime.chaos.job import LocalJob
 from taskd.runtime.chaos.scenario_run import ScenarioRun, say
-from taskd.runtime.chaos.target import TargetProcess, send
+from taskd.runtime.chaos.target import TargetProcess, open_handle, send
 from taskd.wire.kinds import JobRank
 
 _LOOK_S: Final = 0.05
@@ -123,7 +123,7 @@ class _Handle:
 
     def __init__(self, target: TargetProcess) -> None:
         try:
-            self._handle = os.pidfd_open(target.pid)
+            self._handle = open_handle(target.pid)
         except ProcessLookupError:
             raise ChaosError(f"{target} has just ended by itself; try again") from None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from taskd.errors import ChaosError
+from taskd.runtime.system.pidfd import make_pidfd, signal_pidfd
 from taskd.runtime.system.processes import Stat, read, stat
 
 _MOST_ANCESTORS: Final = 64
@@ -55,10 +56,23 @@ def descends(pid: int, ancestor: TargetProcess) -> bool:
     return False
 
 
+def open_handle(pid: int) -> int:
+    """Return a process's pidfd. Raises `ProcessLookupError`, and `ChaosError` where the kernel gives none."""
+    try:
+        return make_pidfd(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:
+        raise ChaosError(
+            f"the kernel gives no pidfd of process {pid} ({error.strerror}), expected Linux 5.3 or newer and a seccomp "
+            "profile that allows pidfd_open; run it where that holds"
+        ) from error
+
+
 def send(target: TargetProcess, number: signal.Signals, belongs: Callable[[int], bool]) -> bool:
     """Signal it, if it lives and belongs to the job. False: it has ended. Raises `ChaosError` if it must not be."""
     try:
-        handle = os.pidfd_open(target.pid)
+        handle = open_handle(target.pid)
     except ProcessLookupError:
         return False
     try:
@@ -66,7 +80,7 @@ def send(target: TargetProcess, number: signal.Signals, belongs: Callable[[int],
             return False
         if not belongs(target.pid):
             raise ChaosError(f"{target} is no process below this job's torchrun any more; it is left alone")
-        signal.pidfd_send_signal(handle, number)
+        signal_pidfd(handle, number)
     except ProcessLookupError:
         return False
     except PermissionError:

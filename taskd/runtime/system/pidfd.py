@@ -4,8 +4,11 @@ Rules:
 
 1. Without a pidfd a process is its number and its start time.
 2. Nobody is reaped here.
+3. A Python that was built for an older C library, as conda's, lacks `os.pidfd_open` and `signal.pidfd_send_signal`. The
+   system calls are made by number then. No other module of taskd names the two functions.
 """
 
+import ctypes
 import os
 import select
 import signal
@@ -18,12 +21,39 @@ from taskd.runtime.system.processes import stat
 
 LOOK_S: Final = 0.02
 """Interval of looks at a process that has no pidfd."""
+_SEND_SIGNAL: Final = 424
+_OPEN: Final = 434
+"""Numbers of the system calls, the same on every architecture that torch runs on."""
+
+
+def make_pidfd(pid: int) -> int:
+    """Return a process's pidfd. Raises `OSError` where it can have none, `ProcessLookupError` if it has gone."""
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _call(_OPEN, pid, 0)
+
+
+def signal_pidfd(descriptor: int, number: int) -> None:
+    """Signal the process of a pidfd. Raises `OSError` if that is refused, `ProcessLookupError` if it has gone."""
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(descriptor, number)
+    else:
+        _call(_SEND_SIGNAL, descriptor, number, 0, 0)
+
+
+def _call(number: int, *arguments: int) -> int:
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    result = int(call(*map(ctypes.c_long, (number, *arguments))))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
 
 
 def open_pidfd(pid: int) -> int | None:
     """Return a process's pidfd, or None where it can have none. Raises `ProcessLookupError`."""
     try:
-        return os.pidfd_open(pid)
+        return make_pidfd(pid)
     except ProcessLookupError:
         raise
     except OSError:  # Linux before 5.3, a container's seccomp profile, too many open files
@@ -73,6 +103,11 @@ class ProcessHandle:
         except ProcessLookupError:
             self._descriptor, self._gone = None, True
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it has a pidfd: a signal cannot reach another process."""
+        return self._descriptor is not None
+
     def runs(self) -> bool:
         """Return whether it has not ended."""
         if self._gone:
@@ -89,7 +124,7 @@ class ProcessHandle:
         """Signal it, unless it has ended."""
         if self._descriptor is not None:
             try:
-                signal.pidfd_send_signal(self._descriptor, number)
+                signal_pidfd(self._descriptor, number)
             except ProcessLookupError:
                 return
             except OSError:  # a seccomp profile may allow the one call and not the other

@@ -8,12 +8,13 @@ Rules:
 """
 
 import os
-import select
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
+
+from taskd.runtime.system.pidfd import ProcessHandle
 
 _SEGMENTS: Final = Path("/dev/shm")
 _RANDOM: Final = ("psm_", "sem.", "torch_", "loky-", "nccl-", "cuda.shm.")
@@ -26,20 +27,11 @@ def await_removal(cleaners: Iterable[int], timeout_s: float) -> None:
     until_s = time.monotonic() + timeout_s
     left = _named_segments()
     with ExitStack() as stack:
-        poller = select.poll()
-        running = set[int]()
-        for pid in cleaners if left else ():
-            try:
-                descriptor = os.pidfd_open(pid)
-            except OSError:  # it has ended
-                continue
-            stack.callback(os.close, descriptor)
-            poller.register(descriptor, select.POLLIN)
-            running.add(descriptor)
-        while running and left and time.monotonic() < until_s:
-            for descriptor, _ in poller.poll(_LOOK_S * 1000):
-                poller.unregister(descriptor)
-                running.discard(descriptor)
+        running = [ProcessHandle(pid) for pid in (cleaners if left else ())]
+        for process in running:
+            stack.callback(process.close)
+        while left and time.monotonic() < until_s and any(process.runs() for process in running):
+            time.sleep(_LOOK_S)  # nothing tells that a segment has been removed
             left &= _named_segments()
 
 
