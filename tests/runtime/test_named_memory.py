@@ -1,6 +1,7 @@
 """Where the kernel closes an agent's descriptors to its ranks, the agent's memory and socket have names."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -13,11 +14,16 @@ from pathlib import Path
 import pytest
 
 from taskd.adaptors.training.positions.position_file import PositionFile
+from taskd.config.agent import AgentConfig
+from taskd.core.rendezvous import Rendezvous
+from taskd.runtime.agent.agent import NodeAgent
+from taskd.runtime.agent.ports import NodeIdentity
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.folders import nameless
 from taskd.runtime.folders.nameless import open_kept, read_record, write_record
-from taskd.wire.kinds import LocalRank
+from taskd.wire.kinds import JobRank, LocalRank, NodeRank
+from tests.runtime.host import Host
 
 L0 = LocalRank(0)
 CLOSED = """
@@ -69,6 +75,9 @@ def test_an_agent_without_proc_gives_names(run_dir: Path, monkeypatch: pytest.Mo
 
 
 def test_a_rank_uses_memory_with_names_like_any_other(files: RankFiles) -> None:
+    server = files.server(listens=True)
+    assert (server.path, server.path.is_socket()) == (files.directory / "agent.sock", True)
+    server.close()
     first = files.prepare(L0, 0, 0, Shape(), joins=False)
     assert first.position is not None
     assert first.setup is not None
@@ -114,3 +123,18 @@ def test_ranks_of_a_deserted_agent_write_to_nothing_else(run_dir: Path) -> None:
                 write_record(path, b"results")
         for held in filter(None, (rank.position, rank.setup, rank.marks, *rank.copies)):
             os.close(int(held.name))
+
+
+def test_an_agent_that_leaves_its_ranks_to_torchrun_holds_the_numbers(run_dir: Path) -> None:
+    host = Host()
+    config = AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"})
+    agent = NodeAgent(config, lambda: Rendezvous("127.0.0.1", 1))
+    said = " ".join(value for rank in Host.local_ranks for value in agent.worker_environment(rank).values())
+    memory = {int(number) for number in re.findall(rf"/proc/{os.getpid()}/fd/(\d+)", said)}
+    agent.started(host, NodeIdentity(NodeRank(0), 1, (JobRank(0), JobRank(1)), None, 5))
+    agent.stop(deserts=True)
+    host.close()
+    held = {number for number in memory if Path(f"/proc/self/fd/{number}").is_char_device()}
+    for number in held:
+        os.close(number)
+    assert len(memory - held) == 1, "the socket, to which nothing can be written"
