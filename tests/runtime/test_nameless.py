@@ -8,6 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ def memory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     """Where the kernel has sealed memory, and where it refuses it."""
     if request.param == "refused":
         monkeypatch.setattr(nameless, "make_memfd", refuse)
-    made = KeptMemory("taskd-test", tmp_path)
+    made = KeptMemory("test", tmp_path)
     yield made
     made.close()
 
@@ -46,7 +47,7 @@ def test_another_process_writes_to_it_and_no_folder_has_it(memory: KeptMemory, t
 
 def test_nobody_cuts_what_a_process_has_mapped(tmp_path: Path) -> None:
     """By `truncate`, by opening it anew, or by a seal that would keep its owner from writing."""
-    kept = KeptMemory("taskd-test", tmp_path)
+    kept = KeptMemory("test", tmp_path)
     descriptor = open_kept(kept.path)
     os.posix_fallocate(descriptor, 0, 8192)
     mapped = mmap.mmap(descriptor, 8192)
@@ -65,7 +66,7 @@ def test_nobody_cuts_what_a_process_has_mapped(tmp_path: Path) -> None:
 def test_it_ends_with_its_owner() -> None:
     program = (
         "import sys; from pathlib import Path; from taskd.runtime.folders.nameless import KeptMemory; "
-        "print(KeptMemory('taskd-test', Path('/tmp')).path, flush=True); sys.stdin.read()"
+        "print(KeptMemory('test', Path('/tmp')).path, flush=True); sys.stdin.read()"
     )
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, text=True) as owner:
@@ -82,7 +83,7 @@ def test_too_many_descriptors_are_told(tmp_path: Path) -> None:
     made: list[KeptMemory] = []
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            made.extend(KeptMemory("taskd-test", tmp_path) for _ in range(9))
+            made.extend(KeptMemory("test", tmp_path) for _ in range(9))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for one in made:
@@ -104,6 +105,28 @@ def test_what_is_no_file_of_this_user_is_not_taken(tmp_path: Path) -> None:
         open_kept(tmp_path / "link")
     os.close(reads)
     os.close(writes)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["a log", "a log without a name"])
+def test_a_number_that_is_another_files_now_is_refused(memory: KeptMemory, tmp_path: Path, named: bool) -> None:
+    """A rank is still in its set-up when the agent has let its memory go, and torchrun has opened a log."""
+    number = int(memory.path.name)
+    with (tmp_path / "log").open("w+b") if named else tempfile.TemporaryFile(dir=tmp_path) as log:
+        log.write(b"what torchrun logs")
+        log.flush()
+        kept = os.dup(number)
+        os.dup2(log.fileno(), number)
+        try:
+            for use in (lambda: write_record(memory.path, b"results"), lambda: os.close(open_kept(memory.path))):
+                with pytest.raises(OSError, match="expected memory of the agent"):
+                    use()
+        finally:
+            os.dup2(kept, number)
+            os.close(kept)
+        log.seek(0)
+        assert log.read() == b"what torchrun logs"
+    write_record(memory.path, b"results")
+    assert read_record(memory.path) == b"results"
 
 
 def test_a_record_is_whole_or_damaged_or_none(memory: KeptMemory) -> None:

@@ -1,5 +1,6 @@
 """What the Lightning adapter keeps and puts back, without Lightning."""
 
+import os
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from taskd.adaptors.trainers.lightning.encoding import MOST, decode, encode, is_
 from taskd.adaptors.trainers.lightning.loops import LoopCounters
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
 from taskd.adaptors.trainers.marks import Marks
+from taskd.runtime.folders.nameless import KeptMemory
 
 CPU = torch.device("cpu")
 
@@ -117,6 +119,16 @@ def test_marks_outlive_their_process_and_begin_anew_with_the_job(tmp_path: Path)
     assert Marks(path, anew=False)[3] == 7
     assert Marks(path, anew=True)[3] == 0
     assert Marks(None, anew=False)[3] == 0
+
+
+def test_memory_that_is_another_file_by_now_costs_what_outlives_the_process(tmp_path: Path, caplog) -> None:
+    memory = KeptMemory("test", tmp_path)
+    memory.close(holds_number=True)
+    marks = Marks(memory.path, anew=True)
+    marks[3] = 7
+    assert marks[3] == 7
+    assert "is not known to its successor" in caplog.text
+    os.close(int(memory.path.name))
 
 
 class Logger:

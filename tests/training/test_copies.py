@@ -187,5 +187,48 @@ def test_a_shortage_says_what_is_needed_and_what_there_is(tmp_path: Path, monkey
     assert "of which half is used at most" in room.shortage(tmp_path, half, 1, asked=False)
 
 
+def test_a_copy_that_grows_beyond_the_memory_that_is_left_is_an_error(tmp_path: Path) -> None:
+    """As a full `/dev/shm` was: the kernel would kill a process of the job. What was whole stays so."""
+    folder = CopyFolder(pieces(tmp_path / "of-3"), R3)
+    copied(folder, R3, 2)
+    copied(folder, R1, 2)
+    for of in (R3, R1):
+        copied(folder, of, 4)
+        with pytest.raises(
+            OSError, match=r"copies on this node grow by 3.28e\+04 GiB, the memory that is left is"
+        ) as no:
+            folder.room(of, 1 << 45, 4)
+        assert no.value.errno == errno.ENOSPC
+    assert {copy.step for copy in folder.whole()} == {2, 4}
+    folder.close()
+
+
+def test_states_of_all_ranks_of_a_node_grow_at_once(tmp_path: Path) -> None:
+    """But what was looked at before the first copy counts for all of them already."""
+    folder = CopyFolder(pieces(tmp_path / "of-3"), R3, 1 << 20)
+    assert folder.shortage(4 << 20, 0) == ""
+    copied(folder, R3, 2, size_bytes=4 << 20)
+    copied(folder, R1, 2, size_bytes=4 << 20)
+    with pytest.raises(OSError, match="grow by"):
+        folder.room(R1, 6 << 20, 2)
+    folder.close()
+
+
+def test_copies_that_nobody_asked_for_grow_into_half_of_what_is_left() -> None:
+    memory = memory_of(None)
+    most = (memory.free_bytes * 3) // 4
+    room.expect_memory(most, asked=True)
+    with pytest.raises(OSError, match="of which half is used at most"):
+        room.expect_memory(most, asked=False)
+
+
+def test_what_was_given_back_is_not_taken_again_to_look_at_it(tmp_path: Path) -> None:
+    folder = CopyFolder(pieces(tmp_path / "of-3"), R3)
+    copied(folder, R3, 2, size_bytes=5 << 20)
+    folder.remove()
+    assert folder.whole() == ()
+    assert sum(path.stat().st_blocks for path in (tmp_path / "of-3").iterdir()) == 0
+
+
 def test_the_head_has_a_page_of_its_own() -> None:
     assert HEAD_BYTES == 4096

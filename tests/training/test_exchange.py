@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from torch.distributed import HashStore
 from taskd.adaptors.training.copies import exchange
 from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.exchange import Exchange
+from taskd.adaptors.training.copies.folder import CopyFolder, Incoming
 from taskd.adaptors.training.copies.ring import Neighbours
 from taskd.config.address import LOOPBACK, Address
 from taskd.errors import CopyError, LinkError
@@ -333,3 +335,30 @@ def test_too_few_descriptors_are_an_error() -> None:
             PeerLink(KEY, Ends(WORLD, R0, R1, R1), LOOPBACK)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _receive(here: Exchange, incoming: Incoming, heads: list[CopyHead | None]) -> None:
+    heads.append(here.swap(4, None, memoryview(b""), incoming.room))
+
+
+def test_a_copy_without_room_is_read_and_dropped(tmp_path: Path) -> None:
+    """Its sender is not held up, and hears with all others that there are no copies any more."""
+    paths = [tmp_path / f"copy-{number}" for number in range(4)]
+    content = os.urandom((2 << 20) + 5)
+    head = CopyHead(R1, 4, len(content), "d")
+    heads: list[CopyHead | None] = []
+    with ring() as (here, there):
+        for ranks, missing in ((1 << 40, "copies on this node grow by"), (1, "")):
+            folder = CopyFolder(paths, R0, ranks)
+            incoming = Incoming(folder, -1)
+            heads.clear()
+            raised = both(
+                partial(_receive, here, incoming, heads),
+                lambda: there.swap(4, head, memoryview(content), room_for([])),
+            )
+            assert (raised, heads) == ([None, None], [head])
+            assert incoming.missing.startswith(missing)
+            assert (incoming.file is None) is bool(missing)
+            if incoming.file is not None:
+                assert incoming.file.bytes(len(content)) == content
+            folder.close()

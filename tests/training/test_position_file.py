@@ -2,6 +2,7 @@
 
 import os
 import random
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from taskd.adaptors.training.positions.position_file import (
     PositionKind,
 )
 from taskd.errors import RestoreError
+from taskd.runtime.folders.nameless import KeptMemory
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT
 
@@ -134,3 +136,38 @@ def test_mode_and_refused_paths(tmp_path: Path) -> None:
     for bad, message in (("link", "cannot be opened"), ("short", "5 bytes"), ("none/there", "cannot be opened")):
         with pytest.raises(RestoreError, match=message):
             PositionFile(str(tmp_path / bad))
+
+
+def test_errors_say_what_is_to_be_done(tmp_path: Path) -> None:
+    """A file can be moved or removed; the agent's memory, which lies under /proc, cannot."""
+    (tmp_path / "short").write_bytes(b"short")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(RestoreError, match="it belongs into a directory of this user"):
+        PositionFile(str(tmp_path / "folder"))
+    with pytest.raises(RestoreError, match=r"has 5 bytes, expected \d+: remove it$"):
+        PositionFile(str(tmp_path / "short"))
+    memory = KeptMemory("test", tmp_path)
+    memory.path.write_bytes(b"short")
+    with pytest.raises(RestoreError, match=r"has 5 bytes, expected \d+$"):
+        PositionFile(str(memory.path))
+    memory.close()
+    with pytest.raises(RestoreError, match="which has ended, or does not let this process in"):
+        PositionFile(str(memory.path))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_error_says_what_is_full(tmp_path: Path, named: bool) -> None:
+    """The limit on the size of files stands for a full one: the kernel refuses either with an error."""
+    memory = KeptMemory("test", tmp_path, named=named)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (SLOT_BYTES, hard))
+    try:
+        with pytest.raises(RestoreError) as told:
+            PositionFile(str(memory.path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, former)
+        memory.close()
+    place = tmp_path if named else "the memory of this machine, or of its container,"
+    assert str(told.value).endswith(f"; is {place} full?")

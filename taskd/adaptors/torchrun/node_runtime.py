@@ -53,7 +53,8 @@ def make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec
         embeds=config.manager is None,
         logs=keeps_logs(spec),
     )
-    _find_descriptors(needed, parse_command(spec.entrypoint, spec.args, sys.executable))
+    command = parse_command(spec.entrypoint, spec.args, sys.executable)
+    _find_descriptors(needed, command)
     if config.nccl_times:
         plugin = library_path()
         wrong = flaw(plugin)
@@ -62,7 +63,7 @@ def make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec
     if stop_ignoring_sigchld():
         hand_down(SIGCHLD_IGNORED, 1)
     try:
-        return NodeAgent(config, NodeStore(config.manager).serve)
+        return NodeAgent(config, NodeStore(config.manager).serve, named=command.wrapper)
     except Exception:
         restore_inherited()
         raise

@@ -6,9 +6,11 @@ Rules:
    written twice, and a checkpoint's own file of the first time is not taken for another one's.
 2. A number is put down before the work is begun. So a line may be missing if the process is killed in between, and is
    never there twice.
-3. The agent keeps that memory, with the rank's positions. Without it the numbers die with the process.
+3. The agent keeps that memory, with the rank's positions. Without it, or where it cannot be used, the numbers die with
+   the process.
 """
 
+import logging
 import mmap
 import os
 from pathlib import Path
@@ -16,27 +18,21 @@ from typing import Final
 
 from taskd.runtime.folders.nameless import open_kept
 
+_log = logging.getLogger(__name__)
 PLACES: Final = 64
 _BYTES: Final = PLACES * 8
 
 
 class Marks:
-    """Numbers by their places. `anew` says that the job begins: nothing was begun before. `page`: of the memory.
-
-    Raises:
-        OSError: the memory cannot be used.
-    """
+    """Numbers by their places. `anew` says that the job begins: nothing was begun before. `page`: of the memory."""
 
     def __init__(self, path: Path | None, *, anew: bool, page: int = 0) -> None:
         memory: mmap.mmap | bytearray = bytearray(_BYTES)
         if path is not None:
-            at = page * mmap.ALLOCATIONGRANULARITY
-            descriptor = open_kept(path)
             try:
-                os.posix_fallocate(descriptor, at, _BYTES)
-                memory = mmap.mmap(descriptor, _BYTES, offset=at)
-            finally:
-                os.close(descriptor)
+                memory = _mapped(path, page)
+            except OSError as error:
+                _log.warning("what this process has logged and saved is not known to its successor: %s", error)
             if anew:
                 memory[:] = bytes(_BYTES)
         self._numbers = memoryview(memory).cast("q")
@@ -46,3 +42,13 @@ class Marks:
 
     def __setitem__(self, place: int, number: int) -> None:
         self._numbers[place] = number
+
+
+def _mapped(path: Path, page: int) -> mmap.mmap:
+    at = page * mmap.ALLOCATIONGRANULARITY
+    descriptor = open_kept(path)
+    try:
+        os.posix_fallocate(descriptor, at, _BYTES)
+        return mmap.mmap(descriptor, _BYTES, offset=at)
+    finally:
+        os.close(descriptor)

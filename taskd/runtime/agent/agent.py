@@ -68,17 +68,17 @@ ENDS = "torchrun ends its ranks"
 
 
 class NodeAgent:
-    """Implements `taskd.runtime.agent.ports.NodeRuntime`. `serve_store` makes the node's store server."""
+    """Implements `NodeRuntime` of `ports`. `serve_store` makes the node's store server; `named`: see `RankFiles`."""
 
     pool, listens = StandbyPool, True
 
-    def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous]) -> None:
+    def __init__(self, config: AgentConfig, serve_store: Callable[[], Rendezvous], *, named: bool = False) -> None:
         self._config = config
         self._serve_store = serve_store
         self._reports = Reports(config.job_id)
         self._node = Node(agent_id=agent_of(self._reports.proof))
         with ExitStack() as opened:
-            self._files = RankFiles(config.run_dir, config.job_id)
+            self._files = RankFiles(config.run_dir, config.job_id, named=named)
             opened.callback(self._files.close)
             self._server = self._files.server(listens=self.listens)
             opened.callback(self._server.close)
@@ -201,7 +201,7 @@ class NodeAgent:
 
     def _desert(self) -> None:
         """Leave the ranks to torchrun: each step, whatever becomes of the others."""
-        self._stock = self._reports.deserted = True
+        self._stock = self._reports.deserted = self._files.deserted = True
         with ExitStack() as steps:  # the last first
             steps.callback(self._report)  # the other nodes' agents leave theirs, too
             if self._host is not None:

@@ -1,4 +1,6 @@
-"""The memory that one agent keeps for one rank: it outlives the rank's processes, and has no name in any folder.
+"""The memory that one agent keeps for one rank: it outlives the rank's processes.
+
+It has no name in any folder, unless ranks reach nothing without one (`nameless.py`).
 
 Rules:
 
@@ -23,7 +25,9 @@ class RankMemory:
         OSError: there is none.
     """
 
-    def __init__(self, local_rank: LocalRank, folder: Path) -> None:
+    def __init__(self, local_rank: LocalRank, folder: Path, *, named: bool = False) -> None:
+        """`named`: it has names, in `folder`."""
+        self._named = named
         self._all: list[KeptMemory] = []
         try:
             self.position, self.setup, self.marks = (
@@ -34,12 +38,12 @@ class RankMemory:
             self.close()
             raise
 
-    def close(self) -> None:
-        """The kernel gives it back when no process has it mapped."""
+    def close(self, *, holds_numbers: bool = False) -> None:
+        """The kernel gives it back when no process has it mapped. With `holds_numbers` nothing else gets its paths."""
         for memory in self._all:
-            memory.close()
+            memory.close(holds_number=holds_numbers)
         self._all.clear()
 
     def _make(self, name: str, folder: Path) -> KeptMemory:
-        self._all.append(KeptMemory(f"taskd-{name}", folder))
+        self._all.append(KeptMemory(name, folder, named=self._named))
         return self._all[-1]

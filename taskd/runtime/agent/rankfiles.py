@@ -27,6 +27,7 @@ from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import LocalServer
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.folders.jobfolder import JobFolder, locked, marked
+from taskd.runtime.folders.nameless import is_open_to_others
 from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.runtime.folders.rank_folders import SHARED_MEMORY, free_shared_memory, temporary_folder
 from taskd.runtime.folders.regular import open_record
@@ -38,15 +39,24 @@ _MOST_BOX_BYTES = 1 << 20
 
 
 class RankFiles:
-    """The directory of one agent."""
+    """The directory of one agent, and the memory that it keeps for its ranks.
 
-    def __init__(self, run_dir: Path, job_id: str) -> None:
+    Args:
+        run_dir: of the job's records.
+        job_id: the job's name.
+        named: whether its socket and memory have names in the directory: ranks may reach nothing without one.
+    """
+
+    def __init__(self, run_dir: Path, job_id: str, *, named: bool = False) -> None:
         self._parent = _parent()
         _sweep(self._parent)
         self.directory, lock = _made(self._parent)
         self._lock: int | None = lock
         self.socket = self.directory / "agent.sock"
         """Where processes of this node connect, once it listens."""
+        self.deserted = False
+        """Whether ranks that live may still open what it keeps when it closes."""
+        self._named = named or not is_open_to_others()
         self._run_dir = run_dir
         self._job_id = job_id
         self.records = ""
@@ -61,8 +71,8 @@ class RankFiles:
 
     def server(self, *, listens: bool) -> LocalServer:
         """Make the agent's side of its links, at which processes connect if it `listens`. Raises `LinkError`."""
-        server = LocalServer(self.socket, listens=listens)
-        self.socket = server.path
+        server = LocalServer(self.socket, listens=listens, named=self._named)
+        self.socket, self._named = server.path, server.named
         return server
 
     def prepare(
@@ -112,8 +122,9 @@ class RankFiles:
         for box in self._boxes.values():
             box.close()
         self._boxes.clear()
-        for local_rank in tuple(self._memory):
-            self.forget(local_rank)
+        for memory in self._memory.values():
+            memory.close(holds_numbers=self.deserted)
+        self._memory.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -165,7 +176,7 @@ class RankFiles:
 
     def _make_memory(self, local_rank: LocalRank) -> RankMemory | None:
         try:
-            made = self._memory[local_rank] = RankMemory(local_rank, self.directory)
+            made = self._memory[local_rank] = RankMemory(local_rank, self.directory, named=self._named)
         except OSError as error:
             self._warn(
                 f"what local rank {local_rank} stands at does not outlive its process (said once of all ranks)",
@@ -191,6 +202,8 @@ class RankFiles:
             return
         os.close(self._lock)
         self._lock = lock
+        for local_rank in tuple(self._memory) if self._named else ():
+            self.forget(local_rank)  # nobody reaches it any more
         logger.warning(
             "%s, the directory of this node's black boxes, was removed by somebody else; new ones are in %s",
             former,

@@ -3,9 +3,9 @@
 Rules:
 
 1. SOCK_SEQPACKET: one message a packet (`system.packets`), and the end of a process is the end of its socket.
-2. The socket is made in a directory of mode 0700, and has no name from then on (`runtime/folders/nameless.py`). The
-   kernel tells user and pid of who connects. Another user is sent away, and that pid counts, not the one that the
-   process says of itself.
+2. The socket is made in a directory of mode 0700, and has no name from then on (`runtime/folders/nameless.py`), unless
+   ranks reach nothing without one. The kernel tells user and pid of who connects. Another user is sent away, and that
+   pid counts, not the one that the process says of itself.
 3. A packet that cannot be decoded is refused; the first of a connection is logged, which stays.
 """
 
@@ -52,14 +52,16 @@ class Peer:
 class LocalServer:
     """All sockets of one agent. With `listens` off nobody can connect: `adopt` adds connections made elsewhere.
 
+    With `named` the socket keeps its name.
+
     Attributes:
         path: by which this user's processes connect.
 
     """
 
-    def __init__(self, path: Path, *, listens: bool = True) -> None:
+    def __init__(self, path: Path, *, listens: bool = True, named: bool = False) -> None:
         self.path = path
-        self._entry, self._named = -1, False
+        self._entry, self._named = -1, named
         self._told = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         self._epoll = select.epoll()
@@ -71,8 +73,9 @@ class LocalServer:
         try:
             self._listener.bind(str(self.path))
             self._listener.listen(1024)
-            self.path, self._entry = unname(self._listener, self.path)
-            self._named = self._entry < 0
+            if not self._named:
+                self.path, self._entry = unname(self._listener, self.path)
+                self._named = self._entry < 0
         except OSError as error:
             self._listener.close()
             self._epoll.close()
@@ -81,6 +84,11 @@ class LocalServer:
                 "one"
             ) from error
         self._epoll.register(self._listener, select.EPOLLIN)
+
+    @property
+    def named(self) -> bool:
+        """Whether a name in a folder leads to it."""
+        return self._named
 
     def fileno(self) -> int:
         """Readable when `receive` has something to tell."""

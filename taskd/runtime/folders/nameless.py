@@ -7,8 +7,11 @@ Rules:
 2. Memory is sealed against shrinking: a process that has mapped it never meets the end of a file that was cut, which
    is a SIGBUS. Nobody can add another seal.
 3. Where the kernel refuses such memory, a file takes its place whose name is removed at once.
-4. A rank takes what it opens only if it is a file of this user. A path outside /proc is a file with a name, which is
-   made if it is not there, and never reached through a link.
+4. The kernel closes that way (`is_open_to_others`) to an agent whose user or capabilities have changed, to ranks that
+   dropped capabilities or have a user namespace of their own, and without /proc. Files with names take its place.
+5. A number may belong to another file when a rank opens it: the agent has closed it, or has ended. A rank takes, under
+   /proc, only a file without a name that was made here. A path outside /proc is a file of this user with a name, which
+   is made if it is not there, and never reached through a link.
 """
 
 import errno
@@ -23,35 +26,59 @@ from pathlib import Path
 from typing import Final
 
 from taskd.runtime.system.memfd import make_memfd
+from taskd.runtime.system.processes import is_dumpable
 
 _PROCESSES: Final = Path("/proc")
 _CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8
 _ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK = 1033, 1, 2
+_PREFIX: Final = "taskd-"
+"""So the names of all memory begin: those that /proc shows, and those of files."""
 _MAGIC: Final = b"taskdrec"
 _HEAD_BYTES: Final = 24
 """Of a record: the magic number, its length, and its check sum."""
 
 
 class KeptMemory:
-    """Memory of this process that others reach by `path` while this process holds it.
+    """Memory that others reach by `path` while this process holds it.
 
     Raises:
         OSError: there is none; too many descriptors are open, or nothing can be written to `folder` either.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
-        """`name` is for people who look at /proc; `folder`: where a file is made if the kernel has no such memory."""
+    def __init__(self, name: str, folder: Path, *, named: bool = False) -> None:
+        """`name` is for people who look at /proc.
+
+        With `named` it is a file in `folder`. Else one is made there only if the kernel has no such memory.
+        """
+        self._descriptor = -1
+        if named:
+            descriptor, path = _file(name, folder)
+            os.close(descriptor)
+            self.path = Path(path)
+            return
         try:
             self._descriptor = _sealed(name)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise
-            self._descriptor = _unlinked(folder)
+            self._descriptor, path = _file(name, folder)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
         self.path = way_to(self._descriptor)
 
-    def close(self) -> None:
-        """It goes when nobody has mapped it any more."""
-        os.close(self._descriptor)
+    def close(self, *, holds_number: bool = False) -> None:
+        """It goes when nobody has mapped it any more.
+
+        With `holds_number` no other file of this process comes to lie at `path`: a rank may still open that.
+        """
+        if self._descriptor < 0:
+            with suppress(OSError):  # somebody has swept the folder
+                self.path.unlink()
+        elif holds_number:
+            with open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), self._descriptor, inheritable=False)
+        else:
+            os.close(self._descriptor)
 
 
 def way_to(descriptor: int) -> Path:
@@ -59,18 +86,36 @@ def way_to(descriptor: int) -> Path:
     return _PROCESSES / str(os.getpid()) / "fd" / str(descriptor)
 
 
+def is_open_to_others() -> bool:
+    """Whether `way_to` works for other processes of this user that have the capabilities of this one.
+
+    A trial by this process itself shows nothing: the kernel always lets that through.
+    """
+    own = _PROCESSES / str(os.getpid())
+    try:
+        same = os.readlink(_PROCESSES / "self") == own.name  # /proc may be of another PID namespace
+        return same and os.stat(own / "fd").st_uid == os.geteuid() and is_dumpable()
+    except OSError:
+        return False
+
+
+def has_name(path: Path) -> bool:
+    """Whether it is a file in some folder, and no memory of the agent."""
+    return _PROCESSES not in path.parents
+
+
 def open_kept(path: Path) -> int:
     """Open memory of the agent, or a file with a name, to read and write. Raises `OSError`, also if it is another's."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    if _PROCESSES not in path.parents:
+    if has_name(path):
         flags |= os.O_CREAT | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o600)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
-        return descriptor
-    os.close(descriptor)
-    what = f"found mode {found.st_mode:o} of user {found.st_uid}, expected a regular file of user {os.geteuid()}"
-    raise OSError(errno.EPERM, what, str(path))
+    try:
+        _expect(descriptor, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def write_record(path: Path, content: bytes) -> None:
@@ -125,11 +170,11 @@ def unname(listener: socket.socket, path: Path) -> tuple[Path, int]:
         The path by which processes of this user connect, and the descriptor to keep open for it. Where that way does
         not work, the socket keeps its name, and the descriptor is -1.
     """
+    if not is_open_to_others():
+        return path, -1
     entry = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     way = way_to(entry)
     try:
-        if os.stat(_PROCESSES / str(os.getpid())).st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "other processes may not go through our descriptors", str(way))
         with socket.socket(socket.AF_UNIX, listener.type) as visitor:
             visitor.connect(str(way))
             listener.accept()[0].close()
@@ -140,13 +185,26 @@ def unname(listener: socket.socket, path: Path) -> tuple[Path, int]:
     return way, entry
 
 
+def _expect(descriptor: int, path: Path) -> None:
+    """Raise `OSError` for what is no file of this user, and, under /proc, for what is no memory that was made here."""
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        what = f"found mode {found.st_mode:o} of user {found.st_uid}, expected a regular file of user {os.geteuid()}"
+        raise OSError(errno.EPERM, what, str(path))
+    if has_name(path):
+        return
+    shown = os.readlink(f"/proc/self/fd/{descriptor}")
+    if found.st_nlink or not Path(shown).name.removeprefix("memfd:").startswith(_PREFIX):
+        raise OSError(errno.ESTALE, f"found {shown}, expected memory of the agent, which holds it no more", str(path))
+
+
 def _sealed(name: str) -> int:
     try:
-        descriptor = make_memfd(name, _CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
+        descriptor = make_memfd(f"{_PREFIX}{name}", _CLOEXEC | _ALLOW_SEALING | _NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        descriptor = make_memfd(name, _CLOEXEC | _ALLOW_SEALING)  # Linux before 6.3
+        descriptor = make_memfd(f"{_PREFIX}{name}", _CLOEXEC | _ALLOW_SEALING)  # Linux before 6.3
     try:
         os.fchmod(descriptor, 0o600)
         fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_SEAL | _SEAL_SHRINK)
@@ -156,9 +214,7 @@ def _sealed(name: str) -> int:
     return descriptor
 
 
-def _unlinked(folder: Path) -> int:
-    descriptor, name = tempfile.mkstemp(prefix="memory-", dir=folder)
-    with suppress(FileNotFoundError):
-        os.unlink(name)
+def _file(name: str, folder: Path) -> tuple[int, str]:
+    descriptor, path = tempfile.mkstemp(prefix=f"{_PREFIX}{name}-", dir=folder)
     os.set_inheritable(descriptor, False)
-    return descriptor
+    return descriptor, path

@@ -32,6 +32,7 @@ _MOST_CHILDREN: Final = 64
 _MOST_ANCESTORS: Final = 8
 _INIT: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
+_PR_GET_DUMPABLE: Final = 3
 _PR_SET_NAME: Final = 15
 _PR_GET_CHILD_SUBREAPER: Final = 37
 _CHUNK_BYTES: Final = 4096
@@ -200,6 +201,11 @@ def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
 def call_me(name: str) -> None:
     """The name of the calling thread for tools, at most 15 bytes. The main thread's is the process's."""
     _prctl()(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def is_dumpable() -> bool:
+    """Whether other processes of this user may look into this one; not once its user or capabilities have changed."""
+    return bool(_prctl()(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1)
 
 
 @cache

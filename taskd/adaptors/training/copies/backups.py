@@ -54,7 +54,8 @@ class Backups:
         self._link = link
         self._begun = link.joins
         """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
-        self.folder = CopyFolder(copies, rank) if wanted and copies else None
+        ranks = link.config.per_node
+        self.folder = CopyFolder(copies, rank, ranks, asked=bool(asked)) if wanted and copies else None
         self._copier: Copier | None = None
         self._hooks: list[RemovableHandle] = []
         self.tally = Tally()
@@ -144,7 +145,7 @@ class Backups:
             each = _ALONE if copier.near.buddy is None else _IN_PAIRS
 
             def fits(size_bytes: int) -> str:
-                return folder.shortage(size_bytes, each * self._link.config.per_node, asked=bool(self._every))
+                return folder.shortage(size_bytes, each)
 
             snapshot.take(self._recovery, folder, self._rank, copier.kept, fits)
 

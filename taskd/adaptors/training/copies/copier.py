@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training.copies.copy_file import CopyFile, CopyHead
-from taskd.adaptors.training.copies.folder import CopyFolder
+from taskd.adaptors.training.copies.folder import CopyFolder, Incoming
 from taskd.adaptors.training.copies.ring import CONNECT_S, Member, Neighbours
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.keeping import NEVER
@@ -307,17 +307,12 @@ class Copier:
 
     def _swap(self, exchange: "Exchange", step: int, head: CopyHead | None) -> CopyHead | None:
         outgoing = self.snapshot.memory() if head is not None else memoryview(b"")
-        kept = []
-
-        def room(theirs: CopyHead) -> memoryview:
-            file = self._folder.room(theirs.of, theirs.size_bytes, self.kept)
-            kept.append(file)
-            return file.bytes(theirs.size_bytes)
-
-        theirs = exchange.swap(step, head, outgoing, room)
-        if theirs is not None:
-            self._seal(kept[0], theirs)
-        return theirs
+        incoming = Incoming(self._folder, self.kept)
+        theirs = exchange.swap(step, head, outgoing, incoming.room)
+        if theirs is not None and incoming.file is not None:
+            self._seal(incoming.file, theirs)
+        self._over = self._over or incoming.missing
+        return theirs if incoming.file is not None else None
 
     def _outcome(self, store: Store, step: int) -> int:
         """Wait until all have said how it has gone; return the next step."""

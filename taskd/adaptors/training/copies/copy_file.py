@@ -3,8 +3,9 @@
 Rules:
 
 1. The head is erased before the first byte changes, and written after the last: a file with a head is whole.
-2. Its memory is reserved as it is made: too little is an error then, and no SIGBUS in the midst of a step. A file in
-   its place may be cut: that costs the copy, and not the process.
+2. Its memory is reserved as it is made. A full file system is an error then, and no SIGBUS in the midst of a step. The
+   agent's memory has no such limit: who has it grow looks first what is left (`CopyFolder.room`). A file in its place
+   may be cut: that costs the copy, and not the process.
 3. The head has the digest of the whole stream. Who loads a copy compares them; a damaged copy is erased.
 """
 
@@ -69,6 +70,10 @@ class CopyFile:
         """It is no copy any more."""
         self._map[:16] = bytes(16)
 
+    def growth(self, size_bytes: int) -> int:
+        """How much more memory it takes with so many bytes behind the head."""
+        return max(0, _in_pages(HEAD_BYTES + size_bytes) - len(self._map))
+
     def reserve(self, size_bytes: int) -> None:
         """Have room for so many bytes behind the head. It is no copy any more. Raises `OSError`."""
         self.erase()
@@ -97,7 +102,7 @@ class CopyFile:
         return whole[HEAD_BYTES + start : HEAD_BYTES + start + size_bytes]
 
     def _mapped(self, size_bytes: int) -> mmap.mmap:
-        size_bytes = -(-size_bytes // _PAGE) * _PAGE
+        size_bytes = _in_pages(size_bytes)
         file = open_kept(self.path)
         try:
             size_bytes = max(size_bytes, os.fstat(file).st_size)
@@ -124,6 +129,10 @@ class CopyFile:
         tensor.view(-1).view(torch.uint8).copy_(self.tensor(self.position, tensor.nbytes))
         self.position += tensor.nbytes
         return _nothing
+
+
+def _in_pages(size_bytes: int) -> int:
+    return -(-size_bytes // _PAGE) * _PAGE
 
 
 def _nothing() -> None:

@@ -8,6 +8,8 @@ Rules:
    rank starts anew without a state, and when it ends itself.
 3. The first two pieces of memory are for the rank's own state; each further two for the state of another rank. Where a
    new one comes, it gets those without a copy that all ranks count on.
+4. The agent's memory has no limit of its own. Before the first copies, and whenever one is to grow, this looks whether
+   the memory is left. States of all ranks of a node mostly grow in one step: there must be as much for each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from taskd.adaptors.training.copies.copy_file import CopyFile
-from taskd.adaptors.training.copies.room import shortage
+from taskd.adaptors.training.copies.copy_file import CopyFile, CopyHead
+from taskd.adaptors.training.copies.room import expect_memory, nowhere, shortage
 from taskd.wire.kinds import JobRank
 from taskd.wire.state import StateCopy
 
@@ -29,17 +31,23 @@ class CopyFolder:
     Args:
         paths: of the memory that the agent keeps for them.
         own: the rank.
+        ranks: of its node.
+        asked: whether the script has asked for copies.
     """
 
-    def __init__(self, paths: Sequence[Path], own: JobRank) -> None:
+    def __init__(self, paths: Sequence[Path], own: JobRank, ranks: int = 1, *, asked: bool = True) -> None:
         self._pairs = [tuple(paths[at : at + _EACH]) for at in range(0, len(paths), _EACH)]
-        self._own = own
+        self._own, self._ranks, self._asked = own, ranks, asked
+        self._known_bytes = 0
+        """Copies of this size fit: that was seen before the first."""
         self._open: dict[Path, CopyFile] = {}
 
-    def shortage(self, size_bytes: int, count: int, *, asked: bool) -> str:
-        """Why there is no room for the first copies, `count` of which this node will hold; "" if there is."""
-        begun = any(self._files())
-        return "" if begun else shortage(self._pairs[0][0], size_bytes, count, asked=asked)
+    def shortage(self, size_bytes: int, each: int) -> str:
+        """Why there is no room for the first copies, `each` of every rank of this node; "" if there is."""
+        if any(self._files()):
+            return ""
+        self._known_bytes = size_bytes
+        return shortage(self._pairs[0][0], size_bytes, each * self._ranks, asked=self._asked)
 
     def whole(self) -> tuple[StateCopy, ...]:
         """Those that can be read."""
@@ -61,6 +69,10 @@ class CopyFolder:
         heads = [file.head() for file in files]
         steps = [-1 if head is None or head.of != of else head.step for head in heads]
         free = min(range(_EACH), key=lambda number: (steps[number] == keep >= 0, steps[number]))
+        growth_bytes = files[free].growth(size_bytes)
+        if growth_bytes:
+            ranks = 1 if size_bytes <= self._known_bytes else self._ranks
+            expect_memory(growth_bytes * ranks, asked=self._asked)
         files[free].reserve(size_bytes)
         return files[free]
 
@@ -106,8 +118,31 @@ class CopyFolder:
         return self._open[path]
 
 
+class Incoming:
+    """Room for a copy that comes from another node, where there is none of step `keep`.
+
+    Attributes:
+        file: where it lies; None as long as nothing has come.
+        missing: why there is no room for it. It is read all the same, and dropped: its sender is not held up.
+    """
+
+    def __init__(self, folder: CopyFolder, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        self.file: CopyFile | None = None
+        self.missing = ""
+
+    def room(self, theirs: CopyHead) -> memoryview:
+        """Where it goes."""
+        try:
+            self.file = self._folder.room(theirs.of, theirs.size_bytes, self._keep)
+        except OSError as error:
+            self.missing = error.strerror or str(error)
+            return nowhere(theirs.size_bytes)
+        return self.file.bytes(theirs.size_bytes)
+
+
 def _is_begun(path: Path) -> bool:
-    """Whether something was ever written there; not where the agent has gone."""
+    """Whether something is there; not where it was given back, or the agent has gone."""
     with suppress(OSError):
-        return path.stat().st_size > 0
+        return path.stat().st_blocks > 0
     return False

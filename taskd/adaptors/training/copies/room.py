@@ -1,8 +1,9 @@
 """Whether a node has room for the copies of its ranks' states: their memory is memory of the job too."""
 
+import errno
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from taskd.runtime.system.cgroups import cgroups
 from taskd.runtime.system.memory import memory_of
@@ -19,9 +20,7 @@ def shortage(memory_at: Path, size_bytes: int, count: int, *, asked: bool) -> st
     """
     needed = size_bytes * count
     files = os.statvfs(memory_at)
-    place = cgroups(os.getpid())
-    memory = memory_of(place.memory if place is not None else None)
-    left = {"the memory that is left is": memory.free_bytes + memory.cache_bytes}
+    left = {"the memory that is left is": _left_bytes()}
     if files.f_blocks:
         left["the files of the node's ranks have room for"] = files.f_bavail * files.f_frsize
     text = f"{count} copies of {size_bytes / _GIB:.3g} GiB on this node need {needed / _GIB:.3g} GiB"
@@ -30,3 +29,37 @@ def shortage(memory_at: Path, size_bytes: int, count: int, *, asked: bool) -> st
             share = "" if asked or needed > has else ", of which half is used at most"
             return f"{text}, {name} {has / _GIB:.3g} GiB{share}"
     return ""
+
+
+def expect_memory(needed_bytes: int, *, asked: bool) -> None:
+    """Raise `OSError` if copies that grow by so much do not fit: the kernel would kill a process of the job."""
+    left_bytes = _left_bytes()
+    if needed_bytes > left_bytes * (1 if asked else _UNASKED):
+        text = f"copies on this node grow by {needed_bytes / _GIB:.3g} GiB, the memory that is left is"
+        share = "" if asked or needed_bytes > left_bytes else ", of which half is used at most"
+        raise OSError(errno.ENOSPC, f"{text} {left_bytes / _GIB:.3g} GiB{share}")
+
+
+def nowhere(size_bytes: int) -> memoryview:
+    """Return what stands for memory of this size where there is none: a copy that comes is read, and dropped."""
+    return cast("memoryview", _Nowhere(size_bytes))
+
+
+class _Nowhere:
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+
+    def __len__(self) -> int:
+        return self._size_bytes
+
+    def __getitem__(self, part: slice) -> "_Nowhere":
+        return _Nowhere(len(range(*part.indices(self._size_bytes))))
+
+    def __setitem__(self, part: slice, content: memoryview) -> None:
+        """It is dropped."""
+
+
+def _left_bytes() -> int:
+    place = cgroups(os.getpid())
+    memory = memory_of(place.memory if place is not None else None)
+    return memory.free_bytes + memory.cache_bytes

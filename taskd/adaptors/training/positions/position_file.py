@@ -24,7 +24,7 @@ from pathlib import Path
 
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.errors import RestoreError
-from taskd.runtime.folders.nameless import open_kept
+from taskd.runtime.folders.nameless import has_name, open_kept
 from taskd.runtime.worker.pulse import Buffer, Target, guard
 
 SLOT_BYTES = 64 * 1024
@@ -53,20 +53,23 @@ class PositionFile:
     def __init__(self, path: str) -> None:
         self.path = path
         size = SLOT_BYTES * SLOTS
+        if has_name(Path(path)):
+            kept_by, remedy, place = "it belongs into a directory of this user", ": remove it", str(Path(path).parent)
+        else:
+            kept_by, remedy = "it is memory of this rank's agent, which has ended, or does not let this process in", ""
+            place = "the memory of this machine, or of its container,"
         try:
             descriptor = open_kept(Path(path))
         except OSError as error:
-            raise RestoreError(
-                f"position file {path} cannot be opened: {error}; it belongs into a directory of this user"
-            ) from error
+            raise RestoreError(f"position file {path} cannot be opened: {error}; {kept_by}") from error
         try:
             status = os.fstat(descriptor)
             if status.st_size not in (0, size):
-                raise RestoreError(f"position file {path} has {status.st_size} bytes, expected {size}: remove it")
+                raise RestoreError(f"position file {path} has {status.st_size} bytes, expected {size}{remedy}")
             os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
         except OSError as error:
-            raise RestoreError(f"position file {path} cannot be mapped: {error}; is the shared memory full?") from error
+            raise RestoreError(f"position file {path} cannot be mapped: {error}; is {place} full?") from error
         finally:
             os.close(descriptor)
         self._unguard = guard(self._map)
