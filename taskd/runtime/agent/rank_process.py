@@ -109,6 +109,11 @@ class RankProcesses:
         """Whether no other has its rank already."""
         return self._held.get(process.rank) is process
 
+    def is_held_by(self, rank: JobRank, pid: int) -> bool:
+        """Whether this process holds the rank."""
+        process = self._held.get(rank)
+        return process is not None and process.pid == pid
+
     def by_pid(self, pid: int) -> RankProcess | None:
         """One that is not known to be gone, whether it holds its rank still or not."""
         return self._known.get(pid)
