@@ -11,7 +11,7 @@ from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import Peer
 from taskd.wire.kinds import JobRank, LocalRank
-from taskd.wire.messages import Abandon, Hello
+from taskd.wire.messages import Abandon, FromLocal, Hello, SelfReport
 from tests.runtime.host import Host
 
 R0, R1 = JobRank(0), JobRank(1)
@@ -92,3 +92,19 @@ def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: Ran
     assert former is not None
     assert not processes.holds(former)
     assert list(processes) == []
+
+
+def test_what_a_process_says_before_torchrun_has_started_all_is_kept(processes: RankProcesses, peer: Peer) -> None:
+    incarnation, _ = processes.number_fresh(LocalRank(1), 0)
+    said: list[tuple[Peer, FromLocal | None]] = [
+        (peer, Hello(role="worker", pid=peer.pid, rank=R1, incarnation=incarnation)),
+        (peer, SelfReport(cause="ValueError: it has no data")),
+        (peer, None),
+    ]
+    standby: list[tuple[Peer, FromLocal | None]] = [(peer, Hello(role="standby", pid=peer.pid))]
+    assert list(processes.in_time([*standby, *said[:1]])) == standby
+    assert list(processes.in_time(said[1:])) == []
+    processes.begin(R1, incarnation, peer.pid)
+    processes.named()
+    assert list(processes.in_time(standby)) == [*said, *standby]
+    assert list(processes.in_time(said)) == said, "from now on all is received at once"
