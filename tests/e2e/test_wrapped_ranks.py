@@ -19,6 +19,7 @@ WRAPPERS: dict[str, list[str]] = {
     "env": ["env", "VARIABLE=1", sys.executable],
     "torch first": [str(SCRIPTS / "child.sh")],
     "tool": [str(SCRIPTS / "tool.py")],
+    "asking": ["env", sys.executable, str(SCRIPTS / "asking.py")],
 }
 
 
