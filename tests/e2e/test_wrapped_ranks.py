@@ -39,6 +39,15 @@ def test_a_killed_rank_is_recovered_in_place(make_job: MakeJob, same: Same, name
     same(job)
 
 
+def test_what_a_wrapped_rank_starts_knows_nothing_of_the_wrapper(make_job: MakeJob) -> None:
+    """Its own torchrun, or a program of another interpreter, is like one in a shell."""
+    job = make_job(1)
+    code = "import os, torch; print('left', os.environ.get('TASKD_WRAPPED'), 'taskd/python/start' in str(os.environ))"
+    job.launch(["--standalone", "--no-python", "env", sys.executable, "-c", code])
+    assert job.end() == 0, job.output
+    assert job.output.count("left None False") == 1
+
+
 def test_another_interpreter_takes_no_part(make_job: MakeJob) -> None:
     """It may not be able to import taskd: it says nothing and runs as always."""
     job = make_job(1)
