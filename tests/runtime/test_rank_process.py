@@ -1,11 +1,13 @@
 """The records of one node's processes."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from taskd.runtime.agent.ports import Command
 from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
@@ -83,6 +85,27 @@ def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
     assert [path is not None and path.exists() for path in paths] == [False, True]
     assert [path.name for path in run_dir.glob("*/boxes/*")] == ["rank-1-incarnation-0.box"]
     assert processes.box(R1) is files.box(LocalRank(1), 1) is not None
+
+
+class WrapperHost(Host):
+    def command(self, local_rank: LocalRank) -> Command:
+        return Command(("train.sh",), False, "a wrapper", wrapper=True)
+
+
+def test_a_wrapped_rank_that_connects_anew_is_still_the_rank(files: RankFiles, peer: Peer) -> None:
+    """Its script has closed all descriptors; the end of the former socket may be received later."""
+    host, processes = WrapperHost(), RankProcesses(files)
+    host.close()
+    processes.hold(host)
+    processes.begin(R1, 0, os.getsid(0))
+    hello = Hello(role="worker", pid=peer.pid, rank=R1)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, its:
+        assert processes.hello(peer, hello, "")
+        anew = Peer(mine)
+        assert processes.hello(anew, hello, "")
+        processes.gone(peer)
+        assert (processes.rank_of(anew), processes.any_peer()) == (R1, anew)
 
 
 def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: RankProcesses) -> None:

@@ -205,7 +205,10 @@ def _may_be(peer: Peer, process: RankProcess) -> bool:
     """Whether a peer is the rank: the process itself, or the first that a wrapper has in its session."""
     if peer.pid == process.pid:
         return True
-    return process.wrapped and process.peer is None and session_of(peer.pid) == process.pid
+    if not process.wrapped:
+        return False
+    known = process.peer
+    return session_of(peer.pid) == process.pid if known is None else known.pid == peer.pid  # it has connected anew
 
 
 def _owns(peer: Peer, box: Box) -> bool:
