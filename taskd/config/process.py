@@ -100,9 +100,19 @@ def wrapped_by(interpreter: str) -> dict[str, str]:
     return {WRAPPED.name: interpreter}
 
 
+def unwrapped(env: Mapping[str, str]) -> dict[str, str]:
+    """Variable for ranks that no wrapper starts, where their torchrun runs under one of another torchrun."""
+    return {WRAPPED.name: ""} if env.get(WRAPPED.name) else {}
+
+
+def forget_wrapper() -> None:
+    """Take the wrapper's variable out of this process's environment: what it starts is nobody's rank."""
+    os.environ.pop(WRAPPED.name, None)
+
+
 def is_wrapped() -> bool:
     """Whether a wrapper that torchrun has started may have started this process."""
-    return WRAPPED.name in os.environ
+    return bool(os.environ.get(WRAPPED.name))
 
 
 def own_interpreter() -> str:

@@ -19,6 +19,7 @@ WRAPPERS: dict[str, list[str]] = {
     "env": ["env", "VARIABLE=1", sys.executable],
     "torch first": [str(SCRIPTS / "child.sh")],
     "tool": [str(SCRIPTS / "tool.py")],
+    "asking": ["env", sys.executable, str(SCRIPTS / "asking.py")],
 }
 EXECUTES = "exec"
 if os.geteuid() == 0:  # /proc/AGENT/fd is closed to what it starts
@@ -40,6 +41,15 @@ def test_a_killed_rank_is_recovered_in_place(make_job: MakeJob, same: Same, name
     assert ("without its black box" in job.output) == (name == "torch first"), "the process before had claimed it"
     assert "is dying" not in job.output
     same(job)
+
+
+def test_what_a_wrapped_rank_starts_knows_nothing_of_the_wrapper(make_job: MakeJob) -> None:
+    """Its own torchrun, or a program of another interpreter, is like one in a shell."""
+    job = make_job(1)
+    code = "import os, torch; print('left', os.environ.get('TASKD_WRAPPED'), 'taskd/python/start' in str(os.environ))"
+    job.launch(["--standalone", "--no-python", "env", sys.executable, "-c", code])
+    assert job.end() == 0, job.output
+    assert job.output.count("left None False") == 1
 
 
 def test_another_interpreter_takes_no_part(make_job: MakeJob) -> None:

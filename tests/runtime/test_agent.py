@@ -40,6 +40,7 @@ class ScriptedManager:
         self.heard: list[NodeStatus] = []
         self.evidence_reports: list[messages.EvidenceReport] = []
         self.received: list[NodeStatus | messages.EvidenceReport] = []
+        self.modules: list[messages.Modules] = []
         self.sequence = 0
         self.records = ""
         self._peer: Peer | None = None
@@ -57,6 +58,9 @@ class ScriptedManager:
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
                 self._peer = peer
+                if isinstance(status, messages.Modules):
+                    self.modules.append(status)
+                    continue
                 assert isinstance(status, NodeStatus | messages.EvidenceReport)
                 self.received.append(status)
                 if isinstance(status, messages.EvidenceReport):

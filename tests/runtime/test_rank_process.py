@@ -1,17 +1,19 @@
 """The records of one node's processes."""
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from taskd.runtime.agent.ports import Command
 from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.shape import Shape
 from taskd.runtime.agent.sockets import Peer
 from taskd.wire.kinds import JobRank, LocalRank
-from taskd.wire.messages import Abandon, Hello
+from taskd.wire.messages import Abandon, FromLocal, Hello, SelfReport
 from tests.runtime.host import Host
 
 R0, R1 = JobRank(0), JobRank(1)
@@ -85,6 +87,27 @@ def test_the_box_of_a_process_that_was_replaced_is_kept_when_it_is_gone(
     assert processes.box(R1) is files.box(LocalRank(1), 1) is not None
 
 
+class WrapperHost(Host):
+    def command(self, local_rank: LocalRank) -> Command:
+        return Command(("train.sh",), False, "a wrapper", wrapper=True)
+
+
+def test_a_wrapped_rank_that_connects_anew_is_still_the_rank(files: RankFiles, peer: Peer) -> None:
+    """Its script has closed all descriptors; the end of the former socket may be received later."""
+    host, processes = WrapperHost(), RankProcesses(files)
+    host.close()
+    processes.hold(host)
+    processes.begin(R1, 0, os.getsid(0))
+    hello = Hello(role="worker", pid=peer.pid, rank=R1)
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, its:
+        assert processes.hello(peer, hello, "")
+        anew = Peer(mine)
+        assert processes.hello(anew, hello, "")
+        processes.gone(peer)
+        assert (processes.rank_of(anew), processes.any_peer()) == (R1, anew)
+
+
 def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: RankProcesses) -> None:
     processes.begin(R0, 0, 11)
     processes.let_go()
@@ -92,3 +115,19 @@ def test_a_node_that_has_lost_its_place_still_knows_its_processes(processes: Ran
     assert former is not None
     assert not processes.holds(former)
     assert list(processes) == []
+
+
+def test_what_a_process_says_before_torchrun_has_started_all_is_kept(processes: RankProcesses, peer: Peer) -> None:
+    incarnation, _ = processes.number_fresh(LocalRank(1), 0)
+    said: list[tuple[Peer, FromLocal | None]] = [
+        (peer, Hello(role="worker", pid=peer.pid, rank=R1, incarnation=incarnation)),
+        (peer, SelfReport(cause="ValueError: it has no data")),
+        (peer, None),
+    ]
+    standby: list[tuple[Peer, FromLocal | None]] = [(peer, Hello(role="standby", pid=peer.pid))]
+    assert list(processes.in_time([*standby, *said[:1]])) == standby
+    assert list(processes.in_time(said[1:])) == []
+    processes.begin(R1, incarnation, peer.pid)
+    processes.named()
+    assert list(processes.in_time(standby)) == [*said, *standby]
+    assert list(processes.in_time(said)) == said, "from now on all is received at once"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from taskd.adaptors.torchrun.command import TEMPLATE, parse_command, template_arguments
+from taskd.adaptors.torchrun.command import TEMPLATE, injection, parse_command, template_arguments
 from taskd.adaptors.torchrun.script import Meetings, mark_round, store_prefix
 
 PYTHON = "/venv/bin/python"
@@ -70,3 +70,12 @@ def test_who_lived_through_a_recovery_meets_who_came_then() -> None:
         meetings.rebuilt(7)
     assert survivor.prefix(env, 3) == newcomer.prefix(env, 1) == "taskd/rebuilt/7"
     assert survivor.prefix(env, 4) == newcomer.prefix(env, 2) == "taskd/rebuilt/7/1"
+
+
+def test_ranks_of_a_torchrun_under_a_wrapper_are_their_own_torchruns() -> None:
+    """Its environment still names the interpreter of the outer one, where the wrapper is no Python that taskd knows."""
+    outer = {"TASKD_WRAPPED": "cpython-310:/opt/other"}
+    plain, wrapped = (parse_command(name, ["train.py"], "/usr/bin/python") for name in ("/usr/bin/python", "numactl"))
+    assert injection(plain, outer)["TASKD_WRAPPED"] == ""
+    assert injection(wrapped, outer)["TASKD_WRAPPED"] not in ("", outer["TASKD_WRAPPED"])
+    assert "TASKD_WRAPPED" not in injection(plain, {})

@@ -96,3 +96,8 @@ def test_the_plugin_is_no_rendezvous() -> None:
 def test_a_module_hook_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "fresh.py").write_text("value = 1\n")
     assert program(PROGRAMS / "hooked.py", tmp_path)[0] == "[1, 0, 2] True SourceFileLoader set()"
+
+
+def test_who_only_asks_where_a_module_is_does_not_import_it(tmp_path: Path) -> None:
+    (tmp_path / "fresh.py").write_text("value = 1\n")
+    assert program(PROGRAMS / "heralded.py", tmp_path)[0] == "[False, 0, 1] True SourceFileLoader set()"

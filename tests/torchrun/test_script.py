@@ -67,6 +67,14 @@ def test_a_rank_takes_every_form_of_a_script(folder: Path, form: list[str]) -> N
     assert plain[0] != 0
 
 
+def test_an_error_in_the_machines_own_start_is_shown_beside_a_wrapper_of_another_interpreter(folder: Path) -> None:
+    (folder / "sitecustomize.py").write_text("import absent_from_this_machine\n")
+    env = {**ENVIRONMENT, "PYTHONPATH": str(folder), "TASKD_WRAPPED": "cpython-310:/opt/other"}
+    plain = run("probe.py", cwd=folder, env=env)
+    assert "absent_from_this_machine" in plain[2]
+    assert begun("probe.py", cwd=folder, env=env)[2].splitlines()[-1:] == plain[2].splitlines()[-1:]
+
+
 def test_a_rank_respects_safe_path(folder: Path) -> None:
     env = {**ENVIRONMENT, "PYTHONSAFEPATH": "1"}
     assert begun("probe.py", cwd=folder, env=env) == run("probe.py", cwd=folder, env=env)

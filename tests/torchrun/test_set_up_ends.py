@@ -1,9 +1,12 @@
 """What is told of a set-up that fails: the damaged file, and whether it is the former failure again."""
 
+import io
 import json
 import pickle
+import socket
 import sys
 from collections.abc import Callable
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,68 @@ def test_an_error_of_no_file_stays_as_it_is(tmp_path: Path) -> None:
     with path.open() as log:
         assert not log.closed
         assert with_file("ValueError: no", error_of(lambda: int("no"))) == "ValueError: no"
+
+
+def ask_server(path: Path) -> object:
+    assert path.exists()
+    return json.loads("<html>502 Bad Gateway")
+
+
+def hear_worker(path: Path) -> object:
+    ours, its = Pipe()
+    its.close()
+    with ours, path.open("rb") as file:
+        assert file.readable()
+        return ours.recv()
+
+
+def unpickle_answer(path: Path) -> object:
+    ours, its = socket.socketpair()
+    its.close()
+    with path.open("rb") as file, ours, ours.makefile("rb") as answer:
+        assert file.readable()
+        return pickle.load(answer)
+
+
+def unpickle_text(path: Path) -> object:
+    assert path.exists()
+    return pickle.loads(pickle.dumps([1] * 99)[:50])
+
+
+def ask_user(path: Path) -> object:
+    with path.open() as file:
+        assert file.readable()
+        return input()
+
+
+@pytest.mark.parametrize("call", [ask_server, hear_worker, unpickle_answer, unpickle_text, ask_user])
+def test_a_healthy_file_beside_what_fails_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[Path], object]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    file = tmp_path / "README.md"
+    file.write_text("# A job")
+    path = filename = file  # as a script's `main` may call it
+    assert filename.exists()
+    assert with_file("E: no.", error_of(lambda: call(path))) == "E: no."
+
+
+def read_whole(path: Path) -> object:
+    with path.open() as file:
+        text = file.read()
+        return json.loads(text)
+
+
+def read_tensors(path: Path) -> object:
+    return torch.load(io.BytesIO(path.read_bytes()))
+
+
+@pytest.mark.parametrize("read", [read_whole, read_tensors])
+def test_a_file_that_was_perhaps_read_may_be_damaged(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "last"
+    path.write_bytes(b"PK\x03\x04")
+    error = error_of(lambda: read(path))
+    assert with_file("E: no.", error) == f"E: no; the file {path} may be damaged: check it"
 
 
 def fail(text: str) -> None:

@@ -89,8 +89,7 @@ def require_child(pid: int) -> None:
         parent = 0
     if parent != os.getpid():
         raise RecoveryError(
-            f"process {pid} has the parent {parent or 'unknown'}, expected {os.getpid()} (torchrun), whose standby it "
-            "should be; start the rank cold instead"
+            f"the warm process {pid} has the parent {parent or 'unknown'}, expected {os.getpid()} (torchrun)"
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from taskd.config.process import own_interpreter, starting_with, wrapped_by
+from taskd.config.process import own_interpreter, starting_with, unwrapped, wrapped_by
 from taskd.runtime.agent.ports import Command
 
 START: Final = str(Path(__file__).resolve().parents[2] / "python" / "start")
@@ -45,7 +45,7 @@ def injection(command: Command, env: Mapping[str, str]) -> dict[str, str]:
     """Variables by which taskd gets into a rank of this command, or into the Python that its wrapper starts."""
     if not (command.python or command.wrapper):
         return {}
-    return {**starting_with(START, env), **(wrapped_by(own_interpreter()) if command.wrapper else {})}
+    return {**starting_with(START, env), **(wrapped_by(own_interpreter()) if command.wrapper else unwrapped(env))}
 
 
 def template_arguments(command: Command | None) -> tuple[str, ...]:

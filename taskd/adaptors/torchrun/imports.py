@@ -3,13 +3,14 @@
 Rules:
 
 1. A module that is never imported costs nothing; one that is keeps its own loader, spec and source.
-2. One shot: the finder takes itself out of `sys.meta_path` as its module begins to run. Who only asks where the module
-   is (`importlib.util.find_spec`, as transformers asks for torch) does not import it.
+2. One shot: the finder takes itself out of `sys.meta_path` as its module begins to load or to run. Who only asks where
+   the module is (`importlib.util.find_spec`, as transformers asks for torch) does not import it.
 """
 
 import importlib.machinery
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -31,7 +32,7 @@ def after_import(name: str, action: Action) -> None:
 
 
 def before_import(name: str, action: Callable[[], None]) -> None:
-    """Call `action()` once, when somebody first looks for the module. It may call `after_import` for the same name."""
+    """Call `action()` once, when the module's first import begins. It may call `after_import` for the same name."""
     sys.meta_path.insert(0, _Herald(name, action))
 
 
@@ -41,32 +42,18 @@ def is_initializing(name: str) -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-class _Herald:
-    def __init__(self, name: str, action: Callable[[], None]) -> None:
-        self._name = name
-        self._action = action
+class _Finder(ABC):
+    """Finds a module as the others do, and shadows something of the loader that this gives."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        self._action()
-        return _ask_all(fullname, path, target)  # the import that looks does not see finders that are new in front
-
-
-class _OneShotFinder:
-    def __init__(self, name: str, action: Action) -> None:
-        self._name = name
-        self._action = action
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._asking: set[int] = set()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         thread = threading.get_ident()
-        if fullname != self._name or thread in self._asking:  # another hook of this name asks all others, too
+        if fullname != self.name or thread in self._asking:  # another hook of this name asks all others, too
             return None
         self._asking.add(thread)
         try:
@@ -74,12 +61,58 @@ class _OneShotFinder:
         finally:
             self._asking.discard(thread)
         if spec is not None:
-            _call_around(spec, self._leave, self._action)
+            self.shadow(spec)
         return spec
 
-    def _leave(self) -> None:
-        if self in sys.meta_path:
+    @abstractmethod
+    def shadow(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Shadow a method of the loader, for one import."""
+
+    def leave(self) -> bool:
+        """Take itself out. Returns False if it had gone already."""
+        present = self in sys.meta_path
+        if present:
             sys.meta_path.remove(self)
+        return present
+
+
+class _Herald(_Finder):
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        super().__init__(name)
+        self._action = action
+
+    def shadow(self, spec: importlib.machinery.ModuleSpec) -> None:
+        """Shadow `create_module`, with which the import begins: the module is in `sys.modules` only after it."""
+        loader = spec.loader
+        stock = getattr(loader, "create_module", None)
+        if stock is None:
+            return
+
+        def create_module(given: importlib.machinery.ModuleSpec) -> ModuleType | None:
+            vars(loader).pop("create_module", None)
+            self._begin(spec)
+            module: ModuleType | None = stock(given)
+            return module
+
+        vars(loader)["create_module"] = create_module
+
+    def _begin(self, spec: importlib.machinery.ModuleSpec) -> None:
+        if not self.leave():
+            return
+        before = sys.meta_path[:]
+        self._action()
+        for finder in sys.meta_path[:]:  # this import has asked already, and does not see those that are new
+            if isinstance(finder, _OneShotFinder) and finder not in before and finder.name == self.name:
+                finder.shadow(spec)
+
+
+class _OneShotFinder(_Finder):
+    def __init__(self, name: str, action: Action) -> None:
+        super().__init__(name)
+        self._action = action
+
+    def shadow(self, spec: importlib.machinery.ModuleSpec) -> None:
+        _call_around(spec, self.leave, self._action)
 
 
 def _ask_all(
@@ -93,7 +126,7 @@ def _ask_all(
     return None
 
 
-def _call_around(spec: importlib.machinery.ModuleSpec, before: Callable[[], None], after: Action) -> None:
+def _call_around(spec: importlib.machinery.ModuleSpec, before: Callable[[], object], after: Action) -> None:
     """Shadow `exec_module` of this one loader object for this one import."""
     loader = spec.loader
     stock = getattr(loader, "exec_module", None)

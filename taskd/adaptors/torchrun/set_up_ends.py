@@ -5,7 +5,8 @@ Rules:
 1. A rank that ends as its predecessor did, with the same error raised in the same lines, writes one line in place of
    its traceback. What differs each time (numbers, temporary names) does not count.
 2. Only what the interpreter or torch would show is left out. A hook of the script's own is called as always.
-3. A damaged file that was being read is named: its reader's error mostly is not about it.
+3. A damaged file that was being read is named: its reader's error mostly is not about it. What is only in the reach of
+   the failing code may be healthy: the text says so, and nothing of removing it.
 """
 
 import io
@@ -14,6 +15,7 @@ import sys
 import sysconfig
 import zipfile
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -29,6 +31,14 @@ _TORN_TEXTS: Final = (
     "unexpected EOF",
     "storage has wrong byte",
 )
+_STREAM_ENDS: Final = ("EOFError", "JSONDecodeError")
+"""Those that a closed connection or a text from anywhere gives as well as a torn file."""
+_OF_NO_FILE: Final = ("", "EOF when reading a line")
+"""Texts of an EOFError of a closed connection, and of `input`."""
+_READERS: Final = frozenset(
+    ("torch", "zipfile", "pickle", "safetensors", "json", "numpy", "gzip", "bz2", "lzma", "_compression", "compression")
+)
+"""Packages and modules that read files: what these call a file is the one that they read."""
 _ARGUMENTS: Final = ("f", "fp", "file", "fname", "filename", "path", "filepath")
 _LIBRARIES: Final = ("<", *{sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _TORCHS_HOOK: Final = "_distributed_excepthook"
@@ -36,9 +46,11 @@ _TORCHS_HOOK: Final = "_distributed_excepthook"
 
 def with_file(said: str, error: BaseException) -> str:
     """The error in one line, with the damaged file that it comes of, if it does, and what to do."""
-    file = torn_file(error)
+    file, certain = _find(error)
     if not file or file in said:
         return said
+    if not certain:
+        return f"{said.rstrip('.')}; the file {file} may be damaged: check it"
     return (
         f"{said.rstrip('.')}; the file {file} is torn or damaged: remove it or put a whole one in its place "
         "(taskd.save never leaves a torn one)"
@@ -46,25 +58,60 @@ def with_file(said: str, error: BaseException) -> str:
 
 
 def torn_file(error: BaseException) -> str:
-    """The file whose content the error is about; "" for none."""
+    """Return the file whose content the error is about, or may be; "" for none."""
+    return _find(error)[0]
+
+
+def _find(error: BaseException) -> tuple[str, bool]:
+    """Return that file, and whether it is certain."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if names.isdisjoint(_TORN) and not any(text in str(error) for text in _TORN_TEXTS):
-        return ""
-    for frame, _ in reversed(list(walk_tb(error.__traceback__))):
+        return "", False
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)][::-1]
+    reading = list(takewhile(_is_reader, frames))
+    for frame in reading:
         for name, value in reversed(frame.f_locals.items()):
-            found = _path_of(name, value)
-            if found:
-                return found
-    return ""
+            if found := _opened(value) or _named(name, value):
+                return found, True
+    streams_only = not names.isdisjoint(_STREAM_ENDS)
+    if streams_only and str(error) in _OF_NO_FILE:
+        return "", False
+    callers = frames[len(reading) :][:2]
+    for frame in callers:
+        streams = {id(value): value for value in frame.f_locals.values() if _is_stream(value)}
+        if streams:
+            found = _opened(next(iter(streams.values()))) if len(streams) == 1 else ""
+            return found, not streams_only and not reading and frame is callers[0]
+    if callers and not streams_only and (reading or "SafetensorError" in names):
+        found = next(filter(None, (_named(*item) for item in callers[0].f_locals.items())), "")
+        return found, False
+    return "", False
 
 
-def _path_of(name: str, value: Any) -> str:
-    if isinstance(value, io.IOBase) and not value.closed and value.readable():
-        value = getattr(value, "name", "")
-    elif isinstance(value, zipfile.ZipFile):
-        value = value.filename
-    elif name not in _ARGUMENTS:
-        return ""
+def _is_reader(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] in _READERS
+
+
+def _is_stream(value: Any) -> bool:
+    """Whether this is a file that was read. The error that is passed on may have closed it."""
+    if not isinstance(value, io.IOBase):
+        return False
+    return "r" in str(getattr(value, "mode", "r")) if value.closed else value.readable()
+
+
+def _opened(value: Any) -> str:
+    """Return the path of a file that was opened; "" if this is none."""
+    if _is_stream(value):
+        return _existing(getattr(value, "name", ""))
+    return _existing(value.filename) if isinstance(value, zipfile.ZipFile) else ""
+
+
+def _named(name: str, value: Any) -> str:
+    """Return the path that a variable of this name means; "" if it means none."""
+    return _existing(value) if name in _ARGUMENTS else ""
+
+
+def _existing(value: Any) -> str:
     if not isinstance(value, str | os.PathLike):
         return ""
     path = os.fspath(value)

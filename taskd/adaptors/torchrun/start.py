@@ -27,7 +27,14 @@ from taskd.adaptors.torchrun.command import TEMPLATE
 from taskd.adaptors.torchrun.imports import before_import
 from taskd.adaptors.torchrun.isolation import ImportIsolation
 from taskd.adaptors.torchrun.script import prepare_rank, tell_agent
-from taskd.config.process import forget_preload, forget_start, is_wrapped, take_over, take_over_numbers
+from taskd.config.process import (
+    forget_preload,
+    forget_start,
+    forget_wrapper,
+    is_wrapped,
+    take_over,
+    take_over_numbers,
+)
 from taskd.config.settings import CLEANING, DESCRIPTORS, SIGCHLD_IGNORED
 from taskd.config.worker import TemplateConfig, WorkerConfig
 from taskd.errors import ConfigError, TaskdError
@@ -48,6 +55,7 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
     wrapped = is_wrapped()
     if not wrapped:
         forget_start(directory)
+        forget_wrapper()
     template = sys.argv[-1:] == [TEMPLATE]
     _restore_limit()
     ignored = take_over(SIGCHLD_IGNORED)
@@ -60,7 +68,7 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
         if wrapped:
             before_import("torch", lambda: _become_wrapped(directory, isolation))
         else:
-            _try_to_prepare(isolation)
+            _try_to_prepare(isolation, wrapped=False)
     await_removal(take_over_numbers(CLEANING), _CLEANUP_S)
     isolation.open()
     sys.addaudithook(_hear)
@@ -69,13 +77,14 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
 def _become_wrapped(directory: str, isolation: ImportIsolation) -> None:
     """This process of a wrapper imports torch: it is the rank. What it starts knows nothing of that."""
     forget_start(directory)
+    forget_wrapper()
     forget_preload()
-    _try_to_prepare(isolation)
+    _try_to_prepare(isolation, wrapped=True)
 
 
-def _try_to_prepare(isolation: ImportIsolation) -> None:
+def _try_to_prepare(isolation: ImportIsolation, *, wrapped: bool) -> None:
     try:
-        if _is_rank():
+        if _is_rank(wrapped=wrapped):
             with isolation:
                 prepare_rank(isolation)
     except TaskdError as error:  # such as an agent that has ended
@@ -99,7 +108,7 @@ def restore_inherited() -> None:
         ignore_sigchld()
 
 
-def _is_rank() -> bool:
+def _is_rank(*, wrapped: bool) -> bool:
     """Whether torchrun itself has started this process, or a wrapper whose session it is in.
 
     What a rank starts may have its environment, and is none.
@@ -108,7 +117,7 @@ def _is_rank() -> bool:
         config = WorkerConfig.from_environment()
     except ConfigError:
         return True  # `prepare_rank` says what is wrong
-    parent = parent_of(os.getsid(0)) if is_wrapped() else os.getppid()
+    parent = parent_of(os.getsid(0)) if wrapped else os.getppid()
     return config is not None and config.agent_pid == parent
 
 

@@ -31,14 +31,15 @@ def _step_aside() -> None:
     sys.path[:] = _path
     try:
         __import__("sitecustomize")
-    except ImportError:
-        pass
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise  # the interpreter prints it
     finally:
         sys.modules.setdefault("sitecustomize", ours)
 
 
 _wrapped = os.environ.get("TASKD_WRAPPED")  # environ: another interpreter may not be able to import taskd.config
-if _wrapped not in (None, f"{sys.implementation.cache_tag}:{sys.prefix}"):
+if _wrapped not in (None, "", f"{sys.implementation.cache_tag}:{sys.prefix}"):
     _step_aside()
 elif sys.argv[-1:] == ["taskd.python.template"]:  # `command.TEMPLATE`, before anything of taskd is imported
     try:

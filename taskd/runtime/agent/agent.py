@@ -217,7 +217,7 @@ class NodeAgent:
     def _receive(self, poller: zmq.Poller) -> None:
         self._loop.work()
         endings = self._deaths.events()
-        for peer, message in self._server.receive():  # what the dead have said explains their end
+        for peer, message in self._processes.in_time(self._server.receive()):  # of a dead one: they explain its end
             self._hear_local(peer, message)
         for ending in endings:
             if not self._node_checker.ended(ending):

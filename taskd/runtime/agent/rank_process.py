@@ -4,13 +4,16 @@ Rules:
 
 1. A rank that this node holds has a record, also before its first process is started: then one of pid -1.
 2. The newest process of a rank holds it. An older one is known until it is gone, and what it says counts for nothing.
-3. Numbers of processes (incarnations) and of worlds (generations) only rise, also when torchrun restarts the group: its
+3. torchrun's main thread starts a world's processes one after the other, and names all of them at its end. What such a
+   process says before that is kept until then: its Hello comes once.
+4. Numbers of processes (incarnations) and of worlds (generations) only rise, also when torchrun restarts the group: its
    own thread takes the next ones then, under the lock. All else belongs to the agent's thread.
 """
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from taskd.errors import ShimError
@@ -20,7 +23,7 @@ from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.box.blackbox import Box
 from taskd.runtime.system.processes import session_of
 from taskd.wire.kinds import JobRank, LocalRank
-from taskd.wire.messages import Hello, PeersKey, ToLocal
+from taskd.wire.messages import FromLocal, Hello, PeersKey, ToLocal
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +55,16 @@ class RankProcesses:
         """The incarnation that was numbered last."""
         self._held: dict[JobRank, RankProcess] = {}
         self._known: dict[int, RankProcess] = {}  # by pid, until it is gone
+        self._starting = False
+        """torchrun starts processes that it has not named yet."""
+        self._early: deque[tuple[Peer, FromLocal | None]] = deque()
+        """What came of processes that are perhaps among them."""
         self.generation = 0
 
     def number_fresh(self, local_rank: LocalRank, generation: int) -> tuple[int, int]:
         """Incarnation and generation of a process of a fresh world that torchrun itself is about to start."""
         with self._lock:
+            self._starting = True
             incarnation = self._newest[local_rank] = self._newest.get(local_rank, -1) + 1
             self.generation = max(generation, self.generation) if incarnation == 0 else generation + 1
             return incarnation, self.generation
@@ -109,6 +117,11 @@ class RankProcesses:
         """Whether no other has its rank already."""
         return self._held.get(process.rank) is process
 
+    def is_held_by(self, rank: JobRank, pid: int) -> bool:
+        """Whether this process holds the rank."""
+        process = self._held.get(rank)
+        return process is not None and process.pid == pid
+
     def by_pid(self, pid: int) -> RankProcess | None:
         """One that is not known to be gone, whether it holds its rank still or not."""
         return self._known.get(pid)
@@ -124,10 +137,30 @@ class RankProcesses:
 
     # ---- their sockets
 
+    def named(self) -> None:
+        """Learn that torchrun has named all processes of the world: what they have said before is received now."""
+        with self._lock:
+            self._starting = False
+
+    def in_time(self, received: Iterable[tuple[Peer, FromLocal | None]]) -> Iterator[tuple[Peer, FromLocal | None]]:
+        """Yield what was received, but keep what came of processes that torchrun has not named yet until it has."""
+        while self._early and not self._starting:
+            yield self._early.popleft()
+        for peer, message in received:
+            if self._starting and self._is_early(peer, message):
+                self._early.append((peer, message))
+            else:
+                yield peer, message
+
+    def _is_early(self, peer: Peer, message: FromLocal | None) -> bool:
+        if isinstance(message, Hello):
+            return message.role == "worker" and self._claimed(peer, message) is None
+        return any(other is peer for other, _ in self._early)
+
     def hello(self, peer: Peer, hello: Hello, peers_key: str) -> bool:
         """A worker has connected: whether it is the process that holds its rank, which is given `peers_key` then."""
-        process = self._held.get(hello.rank)
-        if process is None or process.incarnation != hello.incarnation or not _may_be(peer, process):
+        process = self._claimed(peer, hello)
+        if process is None:
             logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
             return False
         process.peer = peer
@@ -135,6 +168,13 @@ class RankProcesses:
             process.box = None  # it tells of another process of the wrapper
         peer.send(PeersKey(key=peers_key))
         return True
+
+    def _claimed(self, peer: Peer, hello: Hello) -> RankProcess | None:
+        """Return the process that a worker says it is, if it may be it."""
+        process = self._held.get(hello.rank)
+        if process is None or process.incarnation != hello.incarnation or not _may_be(peer, process):
+            return None
+        return process
 
     def gone(self, peer: Peer) -> None:
         """A socket has closed. What that means for the rank, the death watch tells."""
@@ -165,7 +205,10 @@ def _may_be(peer: Peer, process: RankProcess) -> bool:
     """Whether a peer is the rank: the process itself, or the first that a wrapper has in its session."""
     if peer.pid == process.pid:
         return True
-    return process.wrapped and process.peer is None and session_of(peer.pid) == process.pid
+    if not process.wrapped:
+        return False
+    known = process.peer
+    return session_of(peer.pid) == process.pid if known is None else known.pid == peer.pid  # it has connected anew
 
 
 def _owns(peer: Peer, box: Box) -> bool:

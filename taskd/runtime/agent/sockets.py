@@ -21,7 +21,7 @@ from taskd.runtime.folders.nameless import unname
 from taskd.runtime.system.own_sockets import peer_of, refuse_strangers
 from taskd.runtime.system.packets import send_packet
 from taskd.wire.codec import MAX_LOCAL_BYTES, decode_from_local, encode
-from taskd.wire.messages import FromLocal, Hello, ToLocal
+from taskd.wire.messages import FromLocal, ToLocal
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,6 @@ class Peer:
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.pid, _ = peer_of(link)
-        self.hello: Hello | None = None
         self.refused = 0
         """Packets that could not be decoded."""
 
@@ -171,6 +170,4 @@ class LocalServer:
                 if peer.refused == 1:
                     logger.error("refused a packet of process %d: %s (further ones are not logged)", peer.pid, error)
                 continue
-            if isinstance(message, Hello):
-                peer.hello = message
             found.append(message)

@@ -218,6 +218,12 @@ class StandbyPool:
         """Let one end that was taken, and became no rank."""
         self._server.drop(peer)
 
+    def kill(self, peer: Peer) -> None:
+        """End one that was ordered to become a rank, and must not."""
+        with suppress(ProcessLookupError):
+            os.kill(peer.pid, signal.SIGKILL)
+        self._server.drop(peer)
+
     def refill(self, waiting: int = 0) -> None:
         """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
         self._waiting = waiting
@@ -247,8 +253,6 @@ class StandbyPool:
 
     def _retire(self) -> None:
         for peer in self._idle:
-            with suppress(ProcessLookupError):
-                os.kill(peer.pid, signal.SIGKILL)
-            self._server.drop(peer)
+            self.kill(peer)
         self._idle.clear()
         self._prepared = 0

@@ -10,17 +10,20 @@ Rules:
 import logging
 import time
 from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 from taskd.core.agent import Node, Start
 from taskd.errors import RecoveryError
 from taskd.runtime.agent.collector import EvidenceCollector
 from taskd.runtime.agent.deaths import DeathWatch
 from taskd.runtime.agent.given import new_environment, order_to_become, working_folder
-from taskd.runtime.agent.ports import WorkerHost
+from taskd.runtime.agent.ports import Logs, WorkerHost
 from taskd.runtime.agent.rank_process import RankProcesses
 from taskd.runtime.agent.rankfiles import RankFiles
 from taskd.runtime.agent.sockets import Peer
 from taskd.runtime.agent.standbys import StandbyPool
+from taskd.wire.kinds import LocalRank
 from taskd.wire.messages import RankStatus, Stage
 
 logger = logging.getLogger(__name__)
@@ -82,25 +85,47 @@ class Starts:
             logger.info("%s", error)
         except OSError as error:  # of the system: no process, no file, no memory. The manager's limits go on
             logger.error("rank %d gets no process: %s", start.rank, error)
+        finally:
+            if standby is not None and not self._processes.is_held_by(start.rank, standby.pid):
+                self._pool.dismiss(standby)
 
     def _launch(self, node: Node, host: WorkerHost, start: Start, standby: Peer | None) -> None:
         local = self._processes[start.rank].local_rank
         self._processes.number(local, start.incarnation, start.generation)
         env, logs = new_environment(self._files, host, node.directive, start, local)
-        if standby is not None:
-            if standby.send(order_to_become(host.command(local).argv, env, logs, working_folder())):
-                host.adopt(local, standby.pid, env, logs)
+        why = "a warm one has failed in this job's set-up" if start.cold else "no warm process was ready"
+        if standby is not None and standby.send(order_to_become(host.command(local).argv, env, logs, working_folder())):
+            refusal = self._try_to_adopt(host, local, standby, env, logs)
+            if refusal is None:
                 self._pool.became_rank(standby)
                 self.begin(node, start, standby.pid, warm=not self._pool.only)
                 return
-            self._pool.dismiss(standby)
-            if self._pool.only:  # it has died, and another may come
-                self._files.discard(local, start.incarnation)
-                self.order(node, host, start)
-                return
-        why = "a warm one has failed in this job's set-up" if start.cold else "no warm process was ready"
+            why = str(refusal)
+            if self._pool.only:
+                raise refusal
+        elif standby is not None and self._pool.only:  # it has died, and another may come
+            self._files.discard(local, start.incarnation)
+            self.order(node, host, start)
+            return
+        pid = host.spawn(local, env, logs)
         logger.info("rank %d starts cold: %s", start.rank, why)
-        self.begin(node, start, host.spawn(local, env, logs), warm=False)
+        self.begin(node, start, pid, warm=False)
+
+    def _try_to_adopt(
+        self, host: WorkerHost, local: LocalRank, standby: Peer, env: Mapping[str, str], logs: Logs
+    ) -> RecoveryError | None:
+        """Give the rank to a standby that was ordered to become it. If the host refuses, kill it and return why.
+
+        It has the rank's environment, and soon a session of its own: the end of its template would not end it.
+        """
+        with ExitStack() as refused:
+            refused.callback(self._pool.kill, standby)
+            try:
+                host.adopt(local, standby.pid, env, logs)
+            except RecoveryError as error:
+                return error
+            refused.pop_all()
+        return None
 
     def begin(self, node: Node, start: Start, pid: int, *, warm: bool) -> None:
         """A process that was started holds its rank: watch it."""

@@ -87,11 +87,13 @@ class RankSupervisor:
         for process in tuple(self.processes):
             first = Start(process.rank, process.incarnation, self.processes.generation, joins=False)
             self.starts.begin(node, first, host.pid(process.local_rank), warm=False)
+        self.processes.named()
 
     def wait(self, host: WorkerHost) -> None:
         """This node holds no place: no rank runs on it."""
         self._host = host
         self.processes.let_go()
+        self.processes.named()
 
     def evict(self) -> None:
         """Kill every process, and forget what they held."""
