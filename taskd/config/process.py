@@ -23,6 +23,8 @@ _NCCL_ERRORS: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _TORN_DOWN, _LEFT_ALONE = "1", "0"
 """What torchrun sets for its workers where the user has set nothing, and what torch calls no handling."""
 _withheld: dict[str, str] = {}
+_set_here: set[str] = set()
+"""Variables that the user has not set."""
 
 
 def ask_for(setting: Setting) -> None:
@@ -147,6 +149,8 @@ def _preloaded_without(gate: str) -> list[str]:
 
 def profile_nccl(plugin: Path) -> str:
     """Have NCCL load `plugin` as its profiler in the processes that this one starts. Returns why it will not, or ""."""
+    if _NCCL_PLUGIN not in os.environ:
+        _set_here.add(_NCCL_PLUGIN)
     chosen = os.environ.setdefault(_NCCL_PLUGIN, str(plugin))
     if chosen != str(plugin):
         return f"{_NCCL_PLUGIN} is set to {chosen}, and NCCL loads one profiler only; unset it to have them"
@@ -154,6 +158,13 @@ def profile_nccl(plugin: Path) -> str:
         del os.environ[_NCCL_PLUGIN]
         return f"NCCL cuts the path {plugin} after {_NCCL_PATH_CHARACTERS} characters; install taskd in a shorter one"
     return ""
+
+
+def profile_nccl_no_more() -> None:
+    """Undo `profile_nccl`, for the processes that this one starts from now on. What the user has set stays."""
+    if _NCCL_PLUGIN in _set_here:
+        _set_here.discard(_NCCL_PLUGIN)
+        os.environ.pop(_NCCL_PLUGIN, None)
 
 
 def leave_alone_at_nccl_errors() -> None:

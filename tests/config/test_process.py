@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from taskd.config.process import environment, forget_preload, profile_nccl
+from taskd.config.process import environment, forget_preload, profile_nccl, profile_nccl_no_more
 
 PLUGIN = "NCCL_PROFILER_PLUGIN"
 
@@ -14,11 +14,14 @@ def test_nccl_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(PLUGIN)
     assert [profile_nccl(Path("/a/plugin.so")) for _ in range(2)] == ["", ""]
     assert environment()[PLUGIN] == "/a/plugin.so"
+    profile_nccl_no_more()
+    assert PLUGIN not in environment()
 
 
 def test_the_users_own_profiler_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGIN, "none")
     assert "is set to none" in profile_nccl(Path("/a/plugin.so"))
+    profile_nccl_no_more()
     assert environment()[PLUGIN] == "none"
 
 

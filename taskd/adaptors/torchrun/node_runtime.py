@@ -30,7 +30,7 @@ def make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec
 
     Raises:
         ConfigError, SecretError: a setting is wrong, or the manager's address needs a secret.
-        RoomError: this process may not have as many descriptors as it needs.
+        RoomError: this process may not have as many descriptors as it needs, or the system has no room for the agent.
         LinkError: the agent's socket cannot be had.
     """
     with isolated():
@@ -64,6 +64,10 @@ def make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec
         hand_down(SIGCHLD_IGNORED, 1)
     try:
         return NodeAgent(config, NodeStore(config.manager).serve, named=command.wrapper)
+    except OSError as error:
+        restore_inherited()
+        text = f"the agent of this node cannot be made ({error}); make room for files, memory and descriptors"
+        raise RoomError(text) from error
     except Exception:
         restore_inherited()
         raise

@@ -32,6 +32,7 @@ from taskd.config.process import (
     forget_start,
     forget_wrapper,
     is_wrapped,
+    profile_nccl_no_more,
     take_over,
     take_over_numbers,
 )
@@ -104,6 +105,7 @@ def _restore_limit() -> None:
 def restore_inherited() -> None:
     """Undo in torchrun what its ranks undo for themselves: it goes on without taskd."""
     _restore_limit()
+    profile_nccl_no_more()
     if take_over(SIGCHLD_IGNORED):
         ignore_sigchld()
 
