@@ -115,6 +115,7 @@ def more(run_dir: Path) -> Iterator[list[Twin]]:
 
 @pytest.mark.thorough
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_each_call_fails(more: list[Twin], known: Known, tmp_path: Path) -> None:
     found = break_each(more, known, known.calls, tmp_path)
     assert not found, "\n\n".join(found)
