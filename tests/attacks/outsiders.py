@@ -80,7 +80,9 @@ def starve(job: AttackedJob) -> None:
     assert job.manager is not None
     pid = job.manager.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, hard))
+    used = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
+    least_free = min(set(range(len(used) + 1)) - used)  # with less ZeroMQ could not even poll what it has
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (least_free, hard))
     for _ in range(10):
         socket.create_connection((job.address.host, job.address.port), 5.0).close()
     manager = job.manager
