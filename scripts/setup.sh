@@ -25,7 +25,7 @@ wanted() { # one hash over all that the environment is made from
     } | sha256sum
 }
 
-have_outputs() { [[ -x $venv/bin/taskd && -f taskd/python/cython_api/libs/libtaskd.so ]]; }
+have_outputs() { [[ -x $venv/bin/taskd && -f taskd/python/cython_api/libs/libtaskd.so && -f taskd/runtime/_box.py ]]; }
 
 check_machine() {
     local python=$1
@@ -58,7 +58,7 @@ install() {
     "${pip[@]}" --no-build-isolation --editable ".[$extras]" || die "pip could not install taskd; its reason is above."
     # `pip show taskd | awk '/^Location: /'` names site-packages, and launch scripts look for libtaskd.so below it.
     ln -sfn "$root/taskd" "$(site_packages)/taskd"
-    have_outputs || die "the installation left no 'taskd' command or no libtaskd.so, though pip reported success." "Please report it."
+    have_outputs || die "the installation left no 'taskd' command, no libtaskd.so or no taskd/runtime/_box.py, though pip reported success." "Please report it."
 }
 
 hash=$(wanted)
