@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -74,7 +75,13 @@ def _show(play: "Play[S]", scenario: S, folder: Path, *, as_json: bool) -> bool:
     """Whether all was as it should be. Names of folders are short: sockets and run directories lie below."""
     folder.mkdir()
     begun_s = time.monotonic()
-    found, text = play(scenario, folder)
+    try:
+        found, text = play(scenario, folder)
+    except (NodesUnavailableError, CgroupUnavailableError):
+        raise
+    except Exception as error:  # noqa: BLE001 - the other scenarios are played all the same
+        traceback.print_exc()
+        found, text = {"name": scenario.name, "wrong": [f"{type(error).__name__}: {error}"[:2000]]}, "is not played"
     wrong = found["wrong"]
     found = {**found, "ok": not wrong, "seconds": round(time.monotonic() - begun_s, 1)}
     shown = f"{'ok  ' if not wrong else 'FAIL'} {scenario.name}: {text} {'; '.join(wrong)}"
