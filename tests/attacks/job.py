@@ -127,6 +127,7 @@ class Attack:
         in_place: the rank that is killed later is replaced, and the other one goes on; else all start anew.
         env: of the job.
         restarts: that the job allows.
+        refused: torchrun ends with status 2 before a rank starts; nothing is attacked.
 
     """
 
@@ -139,6 +140,7 @@ class Attack:
     in_place: bool = True
     env: Mapping[str, str | None] = field(default_factory=dict)
     restarts: int = 3
+    refused: bool = False
 
 
 def undisturbed(folder: Path) -> str:
@@ -167,6 +169,8 @@ def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, lis
         if not attack.in_place:
             job.env |= OWN_STORE
         job.begin(restarts=attack.restarts)
+        if attack.refused:
+            return job, judge_refusal(attack, job, job.end())
         job.await_training(warm=attack.in_place)
         before = job.pids
         attack.strike(job)
@@ -179,6 +183,18 @@ def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, lis
         (folder / "log").write_text(job.log if job.has_begun else "")
         end_all(launcher, folder)
     return job, wrong
+
+
+def judge_refusal(attack: Attack, job: AttackedJob, status: int) -> list[str]:
+    """What is not as it should be of a job that must not begin."""
+    wrong = [] if status == 2 else [f"exit status {status}, expected 2"]
+    if list(job.folder.glob("waits-*")):
+        wrong.append("a rank was started")
+    lines = (attack.log, "^error: ", "^hint: ")
+    missing = [text for text in lines if len(re.findall(text, job.log, re.MULTILINE)) != 1]
+    if missing:
+        wrong.append(f"no line or several with {missing}, expected one: {job.log[:500]}")
+    return wrong
 
 
 def judge(attack: Attack, job: AttackedJob, before: dict[int, int], status: int, wanted: str) -> list[str]:

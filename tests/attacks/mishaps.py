@@ -170,8 +170,8 @@ def asks_cluster(text: str) -> dict[str, str | None]:
 
 
 def refused(name: str, variable: str, value: str) -> Attack:
-    """A setting that cannot be: taskd stays out of the job, and says why once."""
-    return Attack(name, _SAME, nothing, env={variable: value}, manager=False, in_place=False, log=f"{variable}: found")
+    """A setting that cannot be: torchrun ends before a rank starts, and says why once."""
+    return Attack(name, _SAME, nothing, env={variable: value}, manager=False, refused=True, log=f"{variable}: found")
 
 
 MISHAPS = (
