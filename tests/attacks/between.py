@@ -88,9 +88,8 @@ class CopiedJob(AttackedJob):
         return sorted({port for pid in self.pids.values() for port in ports_of(pid)})
 
     def copies(self) -> list[Path]:
-        """The files that hold copies."""
-        agents = {torchrun.pid for torchrun in self.torchruns}
-        return [path for pid in agents for path in Path("/dev/shm").glob(f"taskd-{pid}-*/copy-*")]
+        """The memory of agents that holds copies, as other processes find it."""
+        return [path for torchrun in self.torchruns for _, path in copies_at(torchrun.pid)]
 
     def await_copies(self) -> None:
         """Until each rank keeps its own state and its ward's."""
@@ -262,10 +261,10 @@ def flip_bits(job: CopiedJob) -> None:
 def put_another_ranks(job: CopiedJob) -> None:
     """The other rank's copies stand in place of the victim's own."""
     stop_copying(job)
-    for path in own_copies(job):
-        theirs = path.with_name(path.name.replace(f"-{VICTIM}-", "-0-"))
-        with path.open("r+b") as into, theirs.open("rb") as source:
-            into.write(source.read(HEAD_BYTES + (1 << 20)))
+    theirs = [path for pair, path in copies_at(job.torchruns[VICTIM].pid) if pair == 1]
+    for path, source in zip(own_copies(job), theirs, strict=True):
+        with path.open("r+b") as into, source.open("rb") as out:
+            into.write(out.read(HEAD_BYTES + (1 << 20)))
 
 
 def stop_copying(job: CopiedJob) -> None:
@@ -276,8 +275,18 @@ def stop_copying(job: CopiedJob) -> None:
 
 def own_copies(job: CopiedJob) -> list[Path]:
     """Those of the victim's own state on its node."""
-    pid = job.torchruns[VICTIM].pid
-    return [path for path in job.copies() if f"taskd-{pid}-" in str(path) and f"-{VICTIM}-" in path.name]
+    return [path for pair, path in copies_at(job.torchruns[VICTIM].pid) if pair == 0]
+
+
+def copies_at(pid: int) -> list[tuple[int, Path]]:
+    """The copies that an agent holds for its one rank, with the number of their pair: 0 is of the rank's own state."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            name = re.match(r"/memfd:taskd-copy-0-(\d)", os.readlink(link))
+            if name is not None and link.stat().st_blocks:
+                found.append((int(name[1]) // 2, link))
+    return sorted(found)
 
 
 def kill_the_victim(job: CopiedJob, strike: Callable[[CopiedJob], None]) -> None:

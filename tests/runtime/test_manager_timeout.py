@@ -77,6 +77,13 @@ def test_a_job_that_has_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.why == "not all 2 nodes of the job have come to the manager"
 
 
+def test_a_manager_that_takes_the_job_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It forms the job anew, and may hear the last node much later: until then nobody gives its state up."""
+    clock = Clock(monkeypatch, places=2)
+    clock.job.learn(Directive(job_id="job", sequence=1, generation=0, order=Order.FORM, ranks=(), node_count=2))
+    assert clock.ends_after(Need.RECOVERY, answers=True) == float("inf")
+
+
 def test_one_that_refuses_the_first_words_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Clock(monkeypatch, places=None).ends_after(Need.NOTHING, trouble="another secret") == 0
     assert Clock(monkeypatch, places=1).ends_after(Need.NOTHING, trouble="another secret") > WAIT_S

@@ -23,6 +23,8 @@ class JobStatus:
         """Number of places of the job; None until a manager answers."""
         self.runs = False
         """The job trains, and the manager has nothing in hand."""
+        self.has_formed = False
+        """A manager has led the job. One that takes it over may form it anew."""
         self._ended = False
         self._given_up = False
         self._checked = False
@@ -53,6 +55,7 @@ class JobStatus:
             self.places, self.runs = directive.node_count, directive.order is Order.RUN
             self._given_up = False
             self._outlook = Outlook.FORMING if directive.order is Order.FORM else Outlook.LIVING
+            self.has_formed = self.has_formed or self._outlook is Outlook.LIVING
             self._ended = self._ended or directive.order is Order.STOP
             self._changed.notify_all()
 

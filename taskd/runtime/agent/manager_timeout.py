@@ -7,7 +7,8 @@ Rules:
 2. A node whose ranks are all done, or that has a manager in its own process, waits for `NEEDED_S` at most, from when it
    needs an order.
 3. A manager that refuses this node's very first words is not waited for. Nor is one that has not heard of all nodes,
-   for longer than `NEEDED_S` from when this node needs an order: a job that has not formed recovers nothing.
+   for longer than `NEEDED_S` from when this node needs an order: a job that has never formed recovers nothing. A
+   manager that takes a job over has time to hear of its nodes: it has its own limits.
 4. Time in which this process did not run does not count.
 """
 
@@ -52,7 +53,8 @@ class ManagerTimeout:
         self._needed = need
         if trouble and self._job.places is None:
             return trouble
-        if self._needing_s > NEEDED_S and self._job.outlook(0.0) is Outlook.FORMING:
+        forming = self._job.outlook(0.0) is Outlook.FORMING and not self._job.has_formed
+        if forming and self._needing_s > NEEDED_S:
             return f"not all {self._job.places} nodes of the job have come to the manager"
         waits_s = self._limit_s(need, embedded=embedded)
         if self._silent_s <= waits_s:
