@@ -83,8 +83,9 @@ class Starts:
             self._launch(node, host, start, standby)
         except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
             logger.info("%s", error)
-        except OSError as error:  # of the system: no process, no file, no memory. The manager's limits go on
+        except OSError as error:  # of the system: no process, no file, no memory. torchrun's own behaviour takes over
             logger.error("rank %d gets no process: %s", start.rank, error)
+            raise
         finally:
             if standby is not None and not self._processes.is_held_by(start.rank, standby.pid):
                 self._pool.dismiss(standby)
