@@ -24,7 +24,7 @@ _TORN_DOWN, _LEFT_ALONE = "1", "0"
 """What torchrun sets for its workers where the user has set nothing, and what torch calls no handling."""
 _withheld: dict[str, str] = {}
 _set_here: set[str] = set()
-"""Variables that the user has not set."""
+"""Variables that `profile_nccl` has set, and not the user."""
 
 
 def ask_for(setting: Setting) -> None:

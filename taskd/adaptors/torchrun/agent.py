@@ -265,6 +265,8 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_or_part(lambda: host.await_turn(formed=self._taskd_leads()))
         with host.lock if host is not None else contextlib.nullcontext():
             result: RunResult = super()._monitor_workers(worker_group)
+        if host is not None and TaskdContext.has_failed(self._pcontext):
+            self._taskd_part()
         self._taskd_result = result
         return result
 

@@ -343,6 +343,11 @@ class TaskdContext(SubprocessContext):
     _taskd_host: TorchrunHost
 
     @staticmethod
+    def has_failed(context: object) -> bool:
+        """Whether a look of taskd's at these ranks has failed."""
+        return "_taskd_host" in vars(context) and not isinstance(context, TaskdContext)
+
+    @staticmethod
     def take_over(context: SubprocessContext, host: TorchrunHost) -> None:
         """Let `host` answer for the polls of `context` from now on."""
         context.__class__ = TaskdContext
@@ -352,12 +357,12 @@ class TaskdContext(SubprocessContext):
         try:
             return self._taskd_host.poll(super()._poll)
         except SignalException:
-            raise  # torchrun is told to end
+            raise  # a signal ends torchrun
         except Exception:
             logger.exception("taskd failed at a look at the ranks; torchrun goes on with its own behaviour")
             self.__class__ = SubprocessContext  # type: ignore[assignment]
             self._taskd_host.stock()
-            return self._poll()
+            return None  # `TaskdElasticAgent` parts with taskd before the next look
 
     def _close(self, *args: Any, **kwargs: Any) -> None:
         try:

@@ -53,7 +53,7 @@ class _Aside:
         try:
             return self._leads()
         except SignalException:
-            raise  # torchrun is told to end
+            raise  # a signal ends torchrun
         except Exception:
             logger.exception("taskd failed when torchrun asked its rendezvous; torchrun goes on with its own behaviour")
             self._leads = lambda: False

@@ -32,7 +32,8 @@ MISSING_S: Final = 10.0
 def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: float) -> None:
     """A node of the world has reported."""
     dead = core.world.nodes.dead_nodes
-    if _has_stopped(status) and place not in dead and any(rank.stage is not Stage.EXITED for rank in status.ranks):
+    stops = status.leaving and _has_stopped(status)
+    if stops and place not in dead and any(rank.stage is not Stage.EXITED for rank in status.ranks):
         core.fire(NodeLeaves(place), now_s)  # before the deaths that it brings look like faults
     newer = newest_generation(status) > core.world.generation or _is_built_elsewhere(core, status)
     if core.phase is not Phase.FORMING and newer:
@@ -41,17 +42,17 @@ def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: fl
         _admit(core, status, now_s)
     elif core.phase is not Phase.STOPPED and place not in dead:
         _hear_ranks(core, status, now_s)
-    if _has_stopped(status) and place not in dead:
+    if stops and place not in dead:
         core.fire(NodeLeaves(place), now_s)
 
 
 def _has_stopped(status: NodeStatus) -> bool:
-    """Whether a node that was told to stop has lost a rank, or has none left.
+    """Whether a node that is stopping has lost a rank, or has none left.
 
-    Until then its ranks may agree with all others to stop, and save: nobody is paused for that.
+    Before that, its ranks may agree with all others to stop, and save: no rank is paused meanwhile.
     """
-    stages = [rank.stage for rank in status.ranks]
-    return status.leaving and (Stage.DEAD in stages or set(stages) <= {Stage.EXITED})
+    stages = {rank.stage for rank in status.ranks}
+    return Stage.DEAD in stages or stages <= {Stage.EXITED}
 
 
 def _is_built_elsewhere(core: "Recovery", status: NodeStatus) -> bool:
