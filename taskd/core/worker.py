@@ -266,7 +266,7 @@ TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
     # The main thread. The script may call a second resilient function after the first, or one again that has raised.
     **rows(_OUTSIDE, WorkerEvent.ENTER, Worker.enter, WorkerState.TRAINING, WorkerState.PAUSED),
     **rows((WorkerState.TRAINING,), WorkerEvent.ENTER, Worker.ignore),
-    **rows((WorkerState.INTERRUPTED, WorkerState.JOINING), WorkerEvent.ENTER, Worker.out, WorkerState.PAUSED),
+    **rows((WorkerState.INTERRUPTED,), WorkerEvent.ENTER, Worker.out, WorkerState.PAUSED),
     **rows(
         (WorkerState.TRAINING, WorkerState.INTERRUPTED, WorkerState.JOINING),
         WorkerEvent.RAISED,

@@ -144,13 +144,6 @@ def test_a_function_that_has_raised_may_be_called_again() -> None:
     assert worker.feed(Input(WorkerEvent.ENTER, step=4, condition=CLEAN)) == [Report(1, Stage.PAUSED, 4, CLEAN)]
 
 
-def test_a_function_that_has_raised_while_it_joined_a_world_may_be_called_again() -> None:
-    worker = paused()
-    worker.feed(Input(WorkerEvent.JOIN, plan=plan(1)))
-    assert worker.feed(Input(WorkerEvent.ENTER, step=4, condition=CLEAN)) == [Report(1, Stage.PAUSED, 4, CLEAN)]
-    assert worker.state is WorkerState.PAUSED
-
-
 @pytest.mark.parametrize("generation", [0, 1])
 def test_an_older_pause_changes_nothing(generation: int) -> None:
     worker = paused()
