@@ -128,6 +128,7 @@ class Job(Play):
         elif fault.kind is Kind.NETWORK and fault.lasting:
             self._beat()
             node.leaving = node.silent = True
+            node.stage, node.cause, node.running = Stage.DEAD, "signal 15 (SIGTERM)", False
             self._report(node)
             self._ticks(1.0)
         elif node.wanted != process or not node.running:
