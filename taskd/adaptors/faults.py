@@ -14,7 +14,10 @@ from typing import Final
 
 from taskd.core.diagnosis.faults import BUILT_IN, ErrorPattern, FaultKind, classify
 from taskd.errors import ConfigError
+from taskd.wire.text import line
 
+_MOST_CHARS: Final = 1000
+"""An exception's message in a fault's record: room for two paths and what to do."""
 _KINDS: Final = tuple(kind.value for kind in FaultKind)
 _registered: list[ErrorPattern] = []
 
@@ -58,7 +61,7 @@ def last_words(error: BaseException) -> tuple[str, str]:
 def in_one_line(error: BaseException) -> str:
     """An exception as the record of a fault shows it: its class and the first line of its message."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {line(lines[0], _MOST_CHARS)}" if lines else type(error).__name__
 
 
 def _names(error: BaseException) -> set[str]:

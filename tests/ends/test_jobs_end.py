@@ -27,6 +27,8 @@ EVERY: Final = 40
 AT_ONCE: Final = 3
 MOST_IDLE: Final = 100
 """One of so many calls may not run again: whether it does is chance."""
+HUNG: Final = ("taskd.runtime.manager.manager:Manager._perform", "taskd.runtime.agent.sockets:send_packet")
+"""By these a job hung once: what breaks is neither the manager's answer nor the rank's end."""
 OTHER_SECRET: Final = "TASKD_SECRET=" + "0123456789abcdef" * 4
 STATIC: Final = ("--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", "--master-port={port}")
 MANAGED: Final = {"TASKD_MANAGER": "127.0.0.1:{manager}"}
@@ -101,6 +103,13 @@ def test_there_are_as_many_calls_as_the_code_has(known: Known) -> None:
 def test_some_calls_fail(twins: tuple[Twin, Twin], known: Known, tmp_path: Path) -> None:
     found = break_each([twins[1]], known, known.calls[::EVERY], tmp_path)
     assert not found, "\n\n".join(found)
+
+
+def test_what_hung_once(twins: tuple[Twin, Twin], known: Known, tmp_path: Path) -> None:
+    calls = [call for call in HUNG if call in known.calls]
+    found = break_each([twins[1]], known, calls * 3, tmp_path)
+    assert not found, "\n\n".join(found)
+    assert len(calls) == len(HUNG)
 
 
 @pytest.fixture

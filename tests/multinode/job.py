@@ -9,6 +9,7 @@ Rules:
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ class NodesJob(Job):
             self.add(self.nodes[number])
         return self
 
-    def add(self, node: Node) -> None:
-        """Start torchrun on a node."""
+    def add(self, node: Node, env: Mapping[str, str | None] | None = None) -> None:
+        """Start torchrun on a node. `env`: changes for this node."""
         program, options = self._command, self._options
         if self._store:
             command = typed.dynamic(
@@ -82,7 +83,7 @@ class NodesJob(Job):
                 master_addr=self.nodes[0].address,
                 options=options,
             )
-        self.torchruns.append(node.start(command, env=self._env, output=self._output(node)))
+        self.torchruns.append(node.start(command, env={**self._env, **(env or {})}, output=self._output(node)))
 
     def start_manager(self) -> Process:
         """Start a manager on node 0, at the default port; its pid is the one outside."""

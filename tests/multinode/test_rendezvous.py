@@ -1,9 +1,11 @@
 """Jobs that torch's dynamic rendezvous has formed, when the node that keeps its store is lost."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from tests.e2e.job import ROOT
 from tests.e2e.plan import point
 from tests.multinode.conftest import MakeJob
 from tests.multinode.job import NodesJob
@@ -13,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 Lose = Callable[[Node], None]
 RENDEZVOUS = ("--rdzv-conf=keep_alive_interval=1",)
+BREAKS = "from tests.torchrun.programs import breaks\nbreaks.apply()\n"
 
 
 @pytest.mark.parametrize("lose", [Node.kill_all, Node.power_off], ids=["killed", "silent"])
@@ -34,3 +37,27 @@ def test_the_node_of_the_store_is_lost(make_job: MakeJob, lose: Lose) -> None:
         assert job.said(node).count("the job goes on without it") <= 1
         assert "failed to send a keep-alive heartbeat" not in job.said(node)
         assert "failed to shutdown the rendezvous" not in job.said(node)
+
+
+def test_a_spare_that_taskd_fails_on_starts_no_ranks(make_job: MakeJob, tmp_path: Path) -> None:
+    """Others hold their numbers. The job goes on, and the spare's torchrun ends with the reason."""
+    (tmp_path / "sitecustomize.py").write_text(BREAKS)
+    env: dict[str, str | None] = {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "BREAKS": "taskd.adaptors.torchrun.agent:_woven",
+        "ERROR": "RuntimeError",
+        "FIRED": str(tmp_path / "fired"),
+    }
+    job: NodesJob = make_job(1, places=2)
+    points = [point("trains", 0, 4, "begin")]
+    job.start("train.py", {"steps": 40, "points": points}, options=RENDEZVOUS, nodes=2, store="node0")
+    job.add(job.nodes[2], env)
+    assert job.torchruns.pop().wait(30) == 1
+    job.held("trains")
+    assert (tmp_path / "fired").exists()
+    said = job.said(job.nodes[2])
+    assert "this node holds no place in a job that trains" in said
+    assert "start torchrun on this node again" in said
+    job.release("trains")
+    assert job.ends(30) == [0, 0]
+    assert not job.named("recovered")

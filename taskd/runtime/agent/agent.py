@@ -334,7 +334,7 @@ class NodeAgent:
             self._link.refuse("order", "a directive", odd)
             return
         self._job.learn(directive)
-        if self._stock and not (self._warned and directive.order is Order.FORM):
+        if self._stock and not self._leaving and not (self._warned and directive.order is Order.FORM):
             self._stock = False
             if self._warned:
                 logger.warning("the manager answers: taskd recovers again")

@@ -36,11 +36,19 @@ class Peer:
         """Packets that could not be decoded."""
 
     def send(self, message: ToLocal) -> bool:
-        """Send, without blocking; False if the process is gone or does not read, or the message cannot be sent."""
+        """Send, without blocking; False if the process is gone or does not read, or the message cannot be sent.
+
+        Any other failure ends the connection: a rank that misses an order must not wait for it.
+        """
         try:
             send_packet(self.link, encode(message))
-        except OSError as error:
+        except BlockingIOError as error:
             logger.debug("nothing can be sent to process %d: %s", self.pid, error)
+            return False
+        except OSError as error:
+            logger.debug("the connection to process %d ends: %s", self.pid, error)
+            with suppress(OSError):
+                self.link.shutdown(socket.SHUT_RDWR)
             return False
         except FrameError as error:
             logger.error("nothing was sent to process %d: %s", self.pid, error)
