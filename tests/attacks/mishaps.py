@@ -24,7 +24,7 @@ _SECOND = ("unshare", "--pid", "--fork", "--mount-proc", "--")
 
 def second_job(job: AttackedJob) -> None:
     """Another job of this user begins and ends in a container that shares /dev/shm and the run directory."""
-    before = shared_files()
+    before = shared_files(job)
     other = job.folder / "other"
     other.mkdir()
     (other / "struck").touch()
@@ -32,12 +32,14 @@ def second_job(job: AttackedJob) -> None:
     env = {**job.environment(), "TASKD_MANAGER": None, "TASKD_SECRET": None}
     process = job.launcher.start([*command, str(PROGRAM), str(other), "-1"], env=env, cwd=ROOT)
     assert process.wait(60) == 0, job.launcher.output(process)
-    assert before <= shared_files(), f"{before - shared_files()} are gone"
+    left = shared_files(job)
+    assert before, "there was nothing to sweep"
+    assert before <= left, f"{before - left} are gone"
 
 
-def shared_files() -> set[str]:
-    """What taskd's agents have in shared memory."""
-    return {str(path) for path in Path("/dev/shm").glob("taskd-*/*")}
+def shared_files(job: AttackedJob) -> set[str]:
+    """What the job's agent has in shared memory."""
+    return {str(path) for path in Path("/dev/shm").glob(f"taskd-{job.process.pid}-*/*")}
 
 
 def cut_files(job: AttackedJob) -> None:
