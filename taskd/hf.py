@@ -17,7 +17,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from taskd.adaptors.trainers.hf.trainer import recovered
-from taskd.adaptors.training.session import current
+from taskd.adaptors.training.runtime import current
 
 __all__ = ["TaskdCallback", "resilient"]
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 import taskd
-from taskd.adaptors.training import session
+from taskd.adaptors.training import runtime as runtimes
 
 _WIDTH = 512
 _STATES = 3
@@ -49,7 +49,7 @@ def main() -> None:
             optimizer.step()
             state.commit()
             took.append(time.monotonic() - begun_s)
-        running = session.current()
+        running = runtimes.current()
         assert running is not None
         assert running.session is not None
         tally = running.session.backups.tally

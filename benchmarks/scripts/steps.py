@@ -114,7 +114,7 @@ def compare(work: Work, commit: Callable[[], None], pairs: int, steps: int) -> d
 def with_taskd(work: Work, args: argparse.Namespace) -> None:
     """Train as a user of taskd does, in a worker that has everything attached."""
     import taskd
-    from taskd.adaptors.training.session import current
+    from taskd.adaptors.training.runtime import current
 
     state = taskd.TrainState(model=work.model, optimizer=work.optimizer)
 

@@ -31,6 +31,7 @@ _READ: Final[Mapping[Format, Any]] = {
     Format.COMMAND: Source.command,
     Format.MODULES: Source.modules,
     Format.STRATEGIES: Source.strategies,
+    Format.SELF_CHECK: Source.self_check,
     Format.PATH: Source.path,
 }
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from taskd.config import settings
 from taskd.config.schema import Setting, unknown_names
-from taskd.core.policy import Strategy
+from taskd.core.policy import SelfCheck, Strategy
 from taskd.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -101,6 +101,10 @@ class Source:
             raise self.refuse(setting, self._raw(setting), f"{setting.expected} (unknown: {advice})")
         return tuple(strategy for strategy in Strategy if strategy.value in words or strategy is Strategy.EXIT)
 
+    def self_check(self, setting: Setting) -> SelfCheck:
+        """When a job proves that it can go on exactly."""
+        return self._required(setting, self._read(setting, _self_check))
+
     def command(self, setting: Setting) -> str:
         """The command line of a setting; empty if none is given."""
         return self._read(setting, _command) or ""
@@ -178,6 +182,10 @@ def _switch(raw: object) -> bool | None:
     if isinstance(raw, bool):
         return raw
     return {"on": True, "off": False}.get(raw.strip()) if isinstance(raw, str) else None
+
+
+def _self_check(raw: object) -> SelfCheck | None:
+    return next((one for one in SelfCheck if isinstance(raw, str) and raw.strip() == one.value), None)
 
 
 def _path(raw: object) -> Path | None:

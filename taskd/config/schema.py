@@ -27,6 +27,7 @@ class Format(Enum):
     COMMAND = "a command line"
     MODULES = "names of modules, separated by commas"
     STRATEGIES = "some of " + ", ".join(strategy.value for strategy in Strategy) + ", separated by commas"
+    SELF_CHECK = "auto, always or off"
     PATH = "an absolute path"
     ADDRESS = "host:port, [IPv6]:port, or the word embedded"
 

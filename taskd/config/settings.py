@@ -233,6 +233,11 @@ STANDBY_SHARED = Setting(
     "Warm processes share their memory: 11 MB of their own together with plain torch, in place of 230 MB. A recovery "
     "then takes some 15 ms longer.",
 )  # fmt: skip
+SELF_CHECK = Setting(
+    "TASKD_SELF_CHECK", None, Format.SELF_CHECK, "off", _AGENT,
+    "Proves in a job's third step that training goes on exactly after a fault: the step is done twice, and compared. "
+    "With auto, a job that starts anew does not prove it again; with always, each start does.",
+)  # fmt: skip
 PRELOAD = Setting(
     "TASKD_PRELOAD", None, Format.MODULES, "", _AGENT, "Modules that a warm process imports in addition to torch."
 )  # fmt: skip

@@ -6,7 +6,7 @@ Rules:
 2. A process without `TASKD_AGENT_SOCKET` was not started by an agent: it gets None and runs as without taskd.
    With it, everything else must be there and right, or the agent has a bug: `ConfigError`.
 3. What a user has set for the processes themselves (the checkpoint's directory) they inherit from torchrun; it is
-   written only where the agent knows better.
+   written only where the agent knows better; so is the self-check.
 """
 
 import os
@@ -19,6 +19,7 @@ from taskd.config import settings
 from taskd.config.job import job_id
 from taskd.config.reading import Source
 from taskd.config.rundir import run_dir
+from taskd.core.policy import SelfCheck
 from taskd.errors import ConfigError
 from taskd.wire.kinds import JobRank
 
@@ -56,6 +57,7 @@ class WorkerConfig:
     places: int = 0
     replicas: int = 0
     per_node: int = 1
+    self_check: SelfCheck = SelfCheck.OFF
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
@@ -87,6 +89,7 @@ class WorkerConfig:
             copies=tuple(map(Path, filter(None, (source.text(settings.COPIES) or "").split(os.pathsep)))),
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
             job_id=job_id(source),
+            self_check=source.self_check(settings.SELF_CHECK),
         )
 
     def environment(self) -> dict[str, str]:

@@ -217,7 +217,7 @@ class Node:
     def refuses(self, rank: JobRank, said: Refuses) -> None:
         """The process says that it cannot be recovered in place, or takes that back."""
         slot = self.slots[rank]
-        slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer)
+        slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer, anew=said.anew)
 
     def ended(self, rank: JobRank, *, status: int | None, cause: str, error: str = "", at_s: float) -> list[Action]:
         """A process has ended, or its death is certain. Reported again with a better cause, only the cause changes.
@@ -238,6 +238,7 @@ class Node:
             raised=bool(words) and not clean,
             at_s=before.at_s if again else at_s,
             kind="" if clean else kind,
+            anew="",
             no_rebuild="",  # but `no_newcomer` is also its own successor's: what it had, that one lacks
         )
         row.act(self, rank)

@@ -6,6 +6,14 @@ from enum import Enum
 from taskd.wire.kinds import JobRank, NodeRank
 
 
+class SelfCheck(Enum):
+    """When a job proves, in its first steps, that it can go on exactly after a fault."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    OFF = "off"
+
+
 class Strategy(Enum):
     """The six words of the job's `recover-strategy`, in the order in which they are tried."""
 

@@ -90,6 +90,7 @@ class RankStatus(StateHeld, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     term: Counter = 0  # of the manager that had it started; 0 if torchrun did
     no_rebuild: Line = ""  # why no world can be rebuilt with this process; empty if one can
     no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
+    anew: Line = ""  # why all processes are to start anew at once, although nothing has failed; empty if they need not
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -299,10 +300,14 @@ class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: why it cannot be recovered in place, told beforehand. The newest counts; empty: it can."""
+    """Worker to agent: why it cannot be recovered in place, told beforehand. The newest counts; empty: it can.
+
+    `anew`: why all processes are to start anew at once.
+    """
 
     no_rebuild: Line = ""
     no_newcomer: Line = ""
+    anew: Line = ""
 
 
 class SetupRecorded(msgspec.Struct, frozen=True, kw_only=True, tag=True):

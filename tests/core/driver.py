@@ -206,6 +206,7 @@ class Job:
             kind=kind,
             no_rebuild=refuses.no_rebuild if refuses else "",
             no_newcomer=refuses.no_newcomer if refuses else "",
+            anew=refuses.anew if refuses else "",
             term=self.terms.get(rank, directive.ledger.term if directive else 0),
             at_s=self.now_s + self._sequence,
             replicas="" if stage is Stage.STARTING else self.replicas.get(rank, ""),

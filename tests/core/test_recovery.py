@@ -193,6 +193,29 @@ def test_what_a_process_refuses_is_not_tried(*, late: bool) -> None:
     assert job.core.job.budget.spent == 1
 
 
+def test_a_rank_that_asks_for_it_has_all_start_anew_for_nothing() -> None:
+    said = Refuses(no_rebuild="train.py:31", anew="the self-check has changed the training (train.py:31)")
+    job = Job().up()
+    job.say(1, Stage.COMMITTED, refuses=said)
+    job.wait(0.1)
+    assert job.at(Phase.RESTARTING)
+    assert job.core.record is not None
+    assert job.core.record.decision.restart
+    assert "rank 1: the self-check has changed the training" in job.core.record.decision.reason
+    assert job.core.job.budget is not None
+    assert job.core.job.budget.spent == 0
+    assert job.incarnations == [1, 1]
+    assert not any(order.joins for order in job.directive.ranks)
+
+
+def test_a_job_that_others_start_is_not_started_anew_on_demand() -> None:
+    said = Refuses(no_rebuild="train.py:31", anew="the self-check has changed the training (train.py:31)")
+    job = Job(restart_all=False).up()
+    job.say(1, Stage.COMMITTED, refuses=said)
+    job.wait(0.1)
+    assert job.at(Phase.RUNNING)
+
+
 def test_stepped_survivors_adopt_their_step() -> None:
     job = Job().up()
     job.kill(0)

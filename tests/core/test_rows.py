@@ -22,6 +22,7 @@ from taskd.wire.messages import (
     Place,
     RankOrder,
     RankStatus,
+    Refuses,
     Stage,
     WorkerReport,
     WorldPlan,
@@ -208,6 +209,12 @@ def corrupt(job: Job) -> None:
             job.send(rank)
 
 
+def ask_anew(job: Job) -> None:
+    """A rank's self-check has changed its training."""
+    job.say(1, Stage.COMMITTED, step=7, refuses=Refuses(no_rebuild="train.py:31", anew="the self-check (train.py:31)"))
+    job.wait(0.1)
+
+
 def drain(job: Job) -> None:
     job.spare()
     assert job.core.move_from("1", job.now_s)[0] == ""
@@ -226,6 +233,7 @@ HAPPENINGS: dict[Event, Callable[[Job], object]] = {
     Event.HUNG: hang,
     Event.ANSWERED: answer,
     Event.CORRUPTED: corrupt,
+    Event.RESTART_ASKED: ask_anew,
     Event.ECHOED: lambda job: job.wait(0.1),
     Event.CANDIDATE: lambda job: job.spare(),
     Event.DRAINED: drain,

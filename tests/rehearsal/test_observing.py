@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from taskd.adaptors.rehearsal import output
-from taskd.adaptors.rehearsal.fingerprints import Fingerprint, of_part, of_random_numbers
 from taskd.adaptors.rehearsal.linewatch import LineWatch
 from taskd.adaptors.rehearsal.observer import TrainingObserver
 from taskd.adaptors.rehearsal.rehearse import parse
 from taskd.adaptors.rehearsal.variables import look_up, variables
+from taskd.adaptors.training.fingerprints import Fingerprint, of_part, of_random_numbers
 from taskd.errors import RehearsalError
 from taskd.runtime.rehearsal import workspace
 from taskd.runtime.rehearsal.order import RehearsalOrder

@@ -222,10 +222,12 @@ def hung_since(rng: Random, scenario: Scenario) -> Faults:
 
 
 def restarted(rng: Random, scenario: Scenario) -> Faults:
-    """All start anew, and one node is not heard of while the processes of others come out again."""
+    """All start anew, as a rank may ask for, and one node is not heard of while processes of others come out again."""
     burst = _in(rng, Phase.RESTARTING, "burst", length_s=5.0)
     strays = [_in(rng, Phase.RESTARTING, "stray", rng.uniform(0.5, 5.0)) for _ in range(2)]
-    return (replace(_start(rng, scenario, "kill"), count=99), burst, *strays)
+    first = replace(_start(rng, scenario, "kill"), count=99)
+    asks = round(burst.delay_s * 1e6) % 3 == 0
+    return (replace(first, kind="ask") if asks else first, burst, *strays)
 
 
 def in_a_moment(rng: Random, scenario: Scenario) -> Faults:

@@ -12,8 +12,13 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 OF_PROCESSES = ("kill", "leave", "hang", "freeze", "stray", "tear")
-ODDITIES = ("refuse", "accept", "unplug", "mute")
+ODDITIES = ("refuse", "accept", "ask", "unplug", "mute")
 """They strike nobody: whatever ends a job, it is not one of these."""
+_SAID = {
+    "refuse": Refuses(no_newcomer="its seed is drawn"),
+    "accept": Refuses(),
+    "ask": Refuses(no_rebuild="it is not exact", anew="its self-check has changed it"),
+}
 
 
 def strike(sim: "Sim", fault: Fault) -> None:
@@ -44,7 +49,7 @@ def _be_odd(sim: "Sim", fault: Fault) -> None:
         if fault.kind == "unplug":
             process.agent.unplug(process, fault.length_s)
         else:
-            process.agent.refuse(process, Refuses(no_newcomer="its seed is drawn" if fault.kind == "refuse" else ""))
+            process.agent.refuse(process, _SAID[fault.kind])
 
 
 def _hit_node(sim: "Sim", fault: Fault, agent: "Agent", holders: list["Agent"]) -> bool:

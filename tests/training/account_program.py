@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import taskd
-from taskd.adaptors.training import session
+from taskd.adaptors.training import runtime as runtimes
 from taskd.runtime.worker.worker import start_from_environment
 
 CASE = sys.argv[1]
@@ -106,7 +106,7 @@ def main() -> None:
     assert link is not None
     if CASE == "before torch":
         stay()
-    session.install(link, 1)
+    runtimes.install(link, 1)
     dist.init_process_group("gloo", init_method=f"file://{os.environ['MEET']}", rank=0, world_size=1)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     if CASE == "set-up":

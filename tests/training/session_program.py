@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 import taskd
-from taskd.adaptors.training import session
+from taskd.adaptors.training import runtime as runtimes
 from taskd.runtime.worker.worker import current, start_from_environment
 
 CASE = sys.argv[1]
@@ -66,7 +66,7 @@ def main() -> None:
     taskd.register_fault("data set is broken", "fatal")
     link = start_from_environment(tuple)
     assert link is not None
-    session.install(link, 1)
+    runtimes.install(link, 1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{os.environ['PORT']}", rank=0, world_size=1)
     model = nn.Linear(2, 2)
     data = {"sampler": Asking()} if CASE in ("asking", "raising") else None

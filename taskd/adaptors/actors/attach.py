@@ -196,7 +196,7 @@ def _install(env: dict[str, str], world_size: int, links: Links) -> Agent:
     """Make this process the rank's: black box, link, process groups."""
     from taskd.adaptors.seams.parts import IN_RANK, IN_WORKER
     from taskd.adaptors.torchrun.modules import installed_modules
-    from taskd.adaptors.training.session import install
+    from taskd.adaptors.training.runtime import install
     from taskd.runtime.worker.worker import start
 
     config = WorkerConfig.from_environment(env)

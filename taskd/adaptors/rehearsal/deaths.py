@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import torch
 
-from taskd.adaptors.training.session import current
+from taskd.adaptors.training.runtime import current
 from taskd.core.rehearsal.kills import Kill, Moment
 from taskd.runtime.worker import worker
 

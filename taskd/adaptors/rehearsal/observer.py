@@ -25,10 +25,10 @@ import torch
 from taskd.adaptors.groups.sites import innermost, is_users, script_line
 from taskd.adaptors.rehearsal import output
 from taskd.adaptors.rehearsal.deaths import Deaths
-from taskd.adaptors.rehearsal.fingerprints import Fingerprint, of_batch, of_part, of_random_numbers
 from taskd.adaptors.rehearsal.linewatch import LineWatch
 from taskd.adaptors.rehearsal.missing import trains_with
 from taskd.adaptors.rehearsal.variables import look_up, script_frames, variables
+from taskd.adaptors.training.fingerprints import Fingerprint, of_batch, of_part, of_random_numbers
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.core.rehearsal.kills import Kill, Moment

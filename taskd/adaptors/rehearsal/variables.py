@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from taskd.adaptors.groups.sites import is_users
-from taskd.adaptors.rehearsal.fingerprints import Fingerprint
+from taskd.adaptors.training.fingerprints import Fingerprint
 
 _LEFT_OUT: Final = (ModuleType, FunctionType, type, functools.partial, DataLoader, Sampler, Dataset, torch.device)
 _KNOWN: Final = ("builtins", "collections", "numpy", "random", "torch")

@@ -67,7 +67,7 @@ def _install_runtime(link: "WorkerLink", isolated: AbstractContextManager[None])
             if misfit:
                 link.refuse(no_rebuild=misfit, no_newcomer=misfit)
                 return
-            from taskd.adaptors.training.session import install
+            from taskd.adaptors.training.runtime import install
 
             _world = install(link, int(environment()["WORLD_SIZE"]), _meetings.rebuilt)
     except Exception:

@@ -297,6 +297,30 @@ class StateRecovery(CommittedSteps):
         self._followers.settle()
         self._empty = self._restoring = self.committing = False
 
+    def why_not_again(self) -> str:
+        """Why the present step, whose first optimizer is about to step, cannot be done again; "" if it can."""
+        if any(self._hooks.stepped):
+            return "another optimizer has stepped already"
+        if self._empty or self._restoring or self.failures.stepped or not self._can_be_done_again():
+            return "what the step has changed so far cannot be put back"
+        return ""
+
+    def withdraw_step(self) -> None:
+        """The optimizer's step that has begun is refused, before it has changed anything."""
+        self._hooks.withdraw()
+
+    def redo(self) -> None:
+        """Put all back to the last commit, as a recovery does in a process that it keeps.
+
+        Raises:
+            RestoreError: random numbers or positions cannot be put back.
+        """
+        self.in_flight.drop_step()
+        self.rollback()
+        self.in_flight.complete()
+        self.drop_step()
+        self.return_to(self.step)
+
     def drop_step(self) -> None:
         """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
         for parameter in self.parts.parameters():

@@ -8,49 +8,37 @@ Rules:
    raises when a peer is gone), or if it is known to be transient (`register_fault`). Anything else is the script's own
    and goes on up, and so is, always, what is known to be fatal.
 3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
-4. The process has one `Runtime` (groups, shim, link), made when torch has been imported; a newcomer's sets the script
-   up alone until the first resilient function is reached.
-5. At the process's end, threads that need the interpreter are waited for (`leaving.py`).
-6. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
+4. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
 """
 
-import atexit
 import functools
 import logging
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import torch.distributed as dist
 
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
 from taskd.adaptors.groups.members import Members
-from taskd.adaptors.groups.nccl import Verified
-from taskd.adaptors.groups.setup_results import Recording, Replay
-from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.groups.wrappers import inside
-from taskd.adaptors.seams.parts import FOR_FREEING
-from taskd.adaptors.training import failures, leaving
+from taskd.adaptors.training import failures
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
-from taskd.adaptors.training.grace import await_step
-from taskd.adaptors.training.limits.matter import Matter
-from taskd.adaptors.training.limits.refusals import Refusals, matters, tell_inexact
+from taskd.adaptors.training.proof.self_check import SelfCheckRun
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
+from taskd.adaptors.training.runtime import Runtime, current
 from taskd.adaptors.training.script.behind import BehindCommit
 from taskd.adaptors.training.script.nested import only_one
 from taskd.adaptors.training.script.outside import tell_outside
-from taskd.adaptors.training.script.standing import see_standing
-from taskd.adaptors.training.sharding.layout import OwnWrappers, repoint
 from taskd.adaptors.training.state import TrainState
-from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
-from taskd.core.diagnosis.evidence import Standing
+from taskd.adaptors.training.tripwire import Interrupted
 from taskd.core.diagnosis.faults import FaultKind
-from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError, ShimError
-from taskd.runtime.box.recorder import BoxPhase, NullRecorder, Recorder, open_recorder
+from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError
+from taskd.runtime.box.recorder import BoxPhase
 from taskd.runtime.worker import stacks, worker
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
@@ -58,128 +46,6 @@ from taskd.wire.messages import Condition, WorldPlan
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Runtime:
-    """What one process has for its recoveries: the link to the agent, the shim, and the process groups."""
-
-    def __init__(self, link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None]) -> None:
-        self.link, self._rebuilt = link, rebuilt
-        self.rank = link.config.rank
-        self.recorder: Recorder | NullRecorder = open_recorder()
-        frees = isinstance(self.recorder, Recorder) and not FOR_FREEING.misfit()
-        self.world = GroupWorld(self.recorder.break_collectives if frees else None, self.recorder.naming)
-        self.session: Session | None = None
-        """The resilient function that runs."""
-        self.code: object = None
-        """That of the newest one."""
-        self._tripwire = Tripwire(self._is_inside, interrupt)
-        self.verified = Verified(self.world.groups, self.leave_wait)
-        failures.watch(lambda: link.interrupted, self._note_failure)
-        self._building = False
-        if link.config.blackbox is not None:
-            try:
-                self.recorder.attach(link.config.blackbox, self.rank, link.config.incarnation)
-            except ShimError as error:
-                logger.warning("rank %d runs without a black box: %s", self.rank, error)
-        if link.joins:
-            self.world.pretend(self.rank, world_size)
-        else:
-            self.world.observe(link.config.members)
-        link.attach(self)
-        self.refusals = Refusals(link.refuse, tells=self.rank == 0)
-        self._setup: Recording | Replay | None = None
-        if (path := link.config.setup) is not None:
-            known, own = link.config.setup_digest, self.world.is_own
-            self._setup = self.world.replay(path, known) if link.joins else Recording(path, own, link.recorded_setup)
-
-    def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:
-        """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
-        setup, self._setup = self._setup, None
-        unkept = setup.end() if setup is not None else None
-        self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins, backs_up=backups.on))
-        if self.rank == 0 and not self.link.joins:
-            tell_inexact(recovery.parts)
-        if strange := self.world.strangers():
-            self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
-
-    def refuse_rebuild(self, reason: str) -> None:
-        """No further world is formed with this process: all are to start anew."""
-        self.refusals.add(Matter(reason, "", no_rebuild=True))
-
-    def break_collectives(self) -> None:
-        """Free the main thread, wherever it is stuck; if it goes on all the same, it is stopped at its next call."""
-        await_step(self.session)
-        self._tripwire.lay()
-        self.world.outdate(self.link.pause_generation)  # before a look at whether one is built: it may begin just now
-        (self.world.interrupt if self._building else self.world.abandon)()
-
-    def mend(self) -> None:
-        """Collectives may work again."""
-        self._tripwire.lift()
-        self.recorder.mend()
-
-    def _note_failure(self) -> None:
-        if self.session is not None:
-            self.session.recovery.failures.note()
-
-    def _is_inside(self) -> bool:
-        session = self.session
-        return session is not None and session.inside and not session.recovery.committing
-
-    def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
-        """What this process is about."""
-        session = self.session
-        return see_standing(stack, usual, () if session is None else session.recovery.parts.modules)
-
-    def leave_at_commit(self) -> None:
-        """The main thread is to leave the resilient function, at its next commit at the latest."""
-        session = self.session
-        if session is not None:
-            session.watch_commit()
-
-    def leave_wait(self) -> None:
-        """The main thread asks, in a wait that no broken collective ends."""
-        if self.link.interrupted and self._is_inside():
-            interrupt()
-
-    def form(self, plan: WorldPlan, recovery: StateRecovery, more: Sequence[int] = ()) -> list[list[int]]:
-        """Form the groups of the plan's generation, point the model's wrappers at them, and return `more` of each rank.
-
-        Raises:
-            RebuildError: the world could not be formed.
-        """
-        self._building = True
-        try:
-            own = OwnWrappers(recovery, plan)
-            table = self.world.rebuild(plan, self.rank, [*own.numbers, *more])
-            self._rebuilt(plan.generation)
-            repoint(recovery, self.world, plan, self.refuse_rebuild, table)
-        finally:
-            self._building = False
-        self.world.destroy_retired()
-        return [row[len(own.numbers) :] for row in table]
-
-
-_runtime: Runtime | None = None
-
-
-def install(
-    link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None] = lambda _generation: None
-) -> GroupWorld:
-    """Make this process's runtime. Called once, when torch has been imported and before the script makes a group.
-
-    `rebuilt` hears the generation of each world that this process is taken into. Returns its process groups.
-    """
-    global _runtime  # noqa: PLW0603 - one per process
-    _runtime = Runtime(link, world_size, rebuilt)
-    atexit.register(leaving.settle, _runtime.world, link.pid)  # before the script's own: it is called after those
-    return _runtime.world
-
-
-def current() -> Runtime | None:
-    """The runtime of this very process; None without an agent, and in forked children."""
-    return _runtime if worker.current() is not None else None
 
 
 def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -222,6 +88,7 @@ class Session:
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
         self.backups = Backups(recovery, self._link, runtime.refusals)
+        self._check = SelfCheckRun(runtime, recovery)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 
@@ -233,8 +100,9 @@ class Session:
         if self._runtime.rank == 0 and not self.recovery.by_trainer:
             self._strays.watch()
         try:
-            return self._go_on(function)
+            return self._go_on(self._check.around(function))
         finally:
+            self._check.cancel()
             self._strays.stop()
             self.backups.close()
             self._runtime.verified.end()
@@ -342,6 +210,7 @@ class Session:
 
     def _join(self, plan: WorldPlan) -> None:
         recovery, runtime = self.recovery, self._runtime
+        self._check.cancel()
         rank = Members.of(plan).rank_of(runtime.rank)
         replicas = plan.replicas or plan.world_size
         runtime.refusals.first_step("")
@@ -389,8 +258,9 @@ class Session:
     def _committed(self, step: int) -> None:
         self._strays.report()
         self._behind.committed(step)
+        self._check.committed()
         self.recovery.replicas.committed()
-        if self.recovery.shows_steps and not self._behind.owes:
+        if self.recovery.shows_steps and not self._behind.owes and not self._check.runs:
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         elif not self.recovery.shows_steps:
             self._runtime.recorder.step(step)

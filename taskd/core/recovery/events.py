@@ -34,6 +34,7 @@ class Event(Enum):
     DRAINED = "drained"
     HUNG = "hung"
     CORRUPTED = "corrupted"
+    RESTART_ASKED = "restart asked for"
     ANSWERED = "answered"
     ECHOED = "echoed"
     OVERTAKEN = "overtaken"
@@ -163,6 +164,14 @@ class Corrupted(Struct, frozen=True):
     verified: int
 
 
+class RestartAsked(Struct, frozen=True):
+    """A rank asks that all processes start anew, although nothing has failed."""
+
+    kind: ClassVar[Event] = Event.RESTART_ASKED
+    rank: JobRank
+    reason: str
+
+
 class Answered(Struct, frozen=True):
     """All that were probed have answered."""
 
@@ -223,7 +232,7 @@ class Refused(Struct, frozen=True):
 OfRank: TypeAlias = Lost | Started | Paused | Joined | Restored | Committed | Finished | Exited | Dumped
 OfNode: TypeAlias = NodeLost | NodeLeaves | Candidate | Drained | Overtaken | Isolated
 Chosen: TypeAlias = Kept | Restarted | Undecided | Refused
-AnyEvent: TypeAlias = OfRank | OfNode | Chosen | Formed | Hung | Corrupted | Answered | Echoed | Expired
+AnyEvent: TypeAlias = OfRank | OfNode | Chosen | Formed | Hung | Corrupted | RestartAsked | Answered | Echoed | Expired
 
 EVENT_OF_STAGE: dict[Stage, type[OfRank]] = {
     Stage.STARTING: Started,

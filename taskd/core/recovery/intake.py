@@ -79,6 +79,7 @@ def _admit(core: "Recovery", status: NodeStatus, now_s: float) -> None:
             window_s=policy.window_s,
         )
     job.step = max([job.step, *(rank.step for rank in status.ranks)])
+    job.world.asking.update(rank.rank for rank in status.ranks if rank.anew)
 
 
 def _hear_ranks(core: "Recovery", status: NodeStatus, now_s: float) -> None:
@@ -112,6 +113,8 @@ def _hear_rank(core: "Recovery", status: RankStatus, now_s: float) -> None:
     if status.stage is Stage.TRAINING and view.starting and not view.joins:
         job.setup_s = max(job.setup_s or 0.0, now_s - view.since_s)
     view.note(status)
+    if status.anew:
+        job.world.asking.add(status.rank)
     if event is not None:
         job.step = max(job.step, status.step)
         core.fire(event, now_s, row)

@@ -204,6 +204,8 @@ class Recovery:
             place = leaves.places[0] if leaves is not None else None
             if leaves is not None and place is not None and not self._drain_refusal("", place):
                 self.fire(Drained(place, leaves.reason), now_s)
+        if self.phase is Phase.RUNNING and (asked := observing.restart_asked(job)) is not None:
+            self.fire(asked, now_s)
         if self.phase is Phase.RUNNING and job.case.watch.question(now_s) is not None:
             self.fire(Hung(), now_s)
         if self.phase is Phase.STRAYED and now_s - self.state.since_s >= ASK_STRAYED_S:

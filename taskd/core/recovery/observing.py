@@ -6,6 +6,7 @@ from dataclasses import replace
 from taskd.core.diagnosis.evidence import Evidence
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.case import OWN_ERRORS, STEPS_AHEAD, close_case, open_case, report_diagnosis
+from taskd.core.recovery.events import RestartAsked
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.pace import note_not_finite, note_spans
 from taskd.core.recovery.phases import LIVE, Phase
@@ -63,6 +64,17 @@ def note_evidence(
 def _on_node(known: Evidence, place: NodeRank) -> Evidence:
     """The evidence of a rank of this place, which its agent may not know or say."""
     return known if known.node == place else replace(known, node=place)
+
+
+def restart_asked(job: Job) -> RestartAsked | None:
+    """The first living rank that asks for a start of all processes, if whoever started them lets this job do that."""
+    for rank in sorted(job.world.asking):
+        view = job.world.ranks.get(rank)
+        known = view.known if view is not None and not view.gone else None
+        if known is not None and known.anew and job.policy.strategies.restart_all:
+            return RestartAsked(rank, known.anew)
+        job.world.asking.discard(rank)
+    return None
 
 
 def _note_own_error(job: Job, now_s: float) -> None:

@@ -40,6 +40,7 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows(LIVE, Event.DUMPED, training.dumped_before, _P.STOPPED),
     **rows((_P.RUNNING,), Event.HUNG, training.suspect, _P.SUSPECTING),
     **rows((_P.RUNNING,), Event.CORRUPTED, corruption.recover, _P.CHOOSING),
+    **rows((_P.RUNNING,), Event.RESTART_ASKED, training.start_anew, _P.CHOOSING),
     **rows((_P.STRAYED,), Event.ANSWERED, training.explain, _P.CHOOSING),
     **rows((_P.STRAYED,), Event.EXPIRED, training.unexplained, _P.CHOOSING),
     **rows((_P.SUSPECTING,), Event.ANSWERED, training.judge, _P.RUNNING, _P.CHOOSING),

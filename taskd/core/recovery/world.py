@@ -129,6 +129,8 @@ class World:
     generation: int = 0
     ranks: dict[JobRank, RankView] = field(default_factory=dict)
     warm_starts: WarmStarts = field(default_factory=WarmStarts)
+    asking: set[JobRank] = field(default_factory=set)
+    """Ranks that were heard to ask for a start of all processes."""
     _incarnations: dict[JobRank, int] = field(default_factory=dict)
     """The newest process that was wanted for a rank that is absent now."""
     _exceptions: dict[object, RankView] = field(default_factory=dict, compare=False)

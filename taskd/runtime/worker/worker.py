@@ -177,17 +177,18 @@ class WorkerLink:
         """An exception goes up out of the resilient function: nobody recovers this process."""
         self._send(SelfReport(cause=cause, kind=kind))
 
-    def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "") -> None:
+    def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "", anew: str = "") -> None:
         """Say beforehand why this process cannot be recovered in place: at a fault all processes start anew instead.
 
         Args:
             no_rebuild: why no world can be rebuilt with it, even if every process lives.
             no_newcomer: why no new process can take the place of a lost one.
+            anew: why all processes are to start anew at once, although nothing has failed; that costs no restart.
 
         The newest call counts; an empty reason takes the former one back.
 
         """
-        self._send(Refuses(no_rebuild=no_rebuild, no_newcomer=no_newcomer))
+        self._send(Refuses(no_rebuild=no_rebuild, no_newcomer=no_newcomer, anew=anew))
 
     def recorded_setup(self, digest: str) -> None:
         """The results of the set-up's collectives are in a file of this digest."""

@@ -12,7 +12,7 @@ def await_copies() -> None:
     if moments.PLAIN:
         return
     from taskd.adaptors.training.keeping import NEVER
-    from taskd.adaptors.training.session import current
+    from taskd.adaptors.training.runtime import current
 
     runtime = current()
     if runtime is None or runtime.session is None:

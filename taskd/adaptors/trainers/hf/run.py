@@ -25,8 +25,9 @@ from taskd.adaptors.trainers.hf.taken import HfTaken, told
 from taskd.adaptors.trainers.logged_lines import LoggedLines
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.positions.rng import PackedRng
+from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.script.behind import done_again
-from taskd.adaptors.training.session import Runtime, resilient
+from taskd.adaptors.training.session import resilient
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RestoreError
 

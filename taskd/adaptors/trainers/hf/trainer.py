@@ -15,7 +15,7 @@ from typing import Any
 
 from taskd.adaptors.trainers.hf.fit import unfit
 from taskd.adaptors.trainers.hf.run import RESUMED, HfRun
-from taskd.adaptors.training.session import Runtime, current
+from taskd.adaptors.training.runtime import Runtime, current
 from taskd.errors import ConfigError
 
 _log = logging.getLogger(__name__)

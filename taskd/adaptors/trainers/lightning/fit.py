@@ -31,8 +31,9 @@ from taskd.adaptors.trainers.lightning.parts import (
 from taskd.adaptors.trainers.lightning.resuming import finish_epoch, go_to, load_anew, release, show_progress, untoggle
 from taskd.adaptors.trainers.lightning.writing import Files, Lines
 from taskd.adaptors.trainers.marks import Marks
+from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.script.behind import done_again
-from taskd.adaptors.training.session import Runtime, resilient
+from taskd.adaptors.training.session import resilient
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import ConfigError
 

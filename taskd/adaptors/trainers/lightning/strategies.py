@@ -16,7 +16,7 @@ from taskd.adaptors.trainers.lightning.fit import LightningFit
 from taskd.adaptors.trainers.lightning.library import Library
 from taskd.adaptors.trainers.lightning.seams import table
 from taskd.adaptors.training import tree
-from taskd.adaptors.training.session import current
+from taskd.adaptors.training.runtime import current
 
 _SILENT_RANK = 1
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from ray.train.v2._internal.execution.context import get_train_context
 
 from taskd.adaptors.trainers.ray.owed import KeptReport, Owed
-from taskd.adaptors.training import session
+from taskd.adaptors.training import runtime as runtimes
 
 _NOBODY = -1
 
@@ -52,7 +52,7 @@ class TrainReports:
         self._owed.load(state)
 
     def _settle(self) -> None:
-        runtime = session.current()
+        runtime = runtimes.current()
         if runtime is None or runtime.world.generation == self._world:
             return
         self._world = runtime.world.generation

@@ -23,8 +23,9 @@ from taskd.adaptors.groups.collectives import leave_alone
 from taskd.adaptors.groups.gathering import gather
 from taskd.adaptors.trainers.logged_lines import LoggedLines
 from taskd.adaptors.trainers.titan.own import TitanOwn, TitanShared
+from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.script.behind import done_again
-from taskd.adaptors.training.session import Runtime, resilient
+from taskd.adaptors.training.session import resilient
 from taskd.adaptors.training.state import TrainState
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from taskd.adaptors.trainers.library import fits
 from taskd.adaptors.trainers.titan.run import TitanRun
 from taskd.adaptors.trainers.titan.seams import TABLE
-from taskd.adaptors.training.session import current
+from taskd.adaptors.training.runtime import current
 
 
 class TitanRecovery:

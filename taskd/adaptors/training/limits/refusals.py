@@ -46,7 +46,7 @@ class Refusals:
         self._refuse = refuse
         self._tells = tells
         self._matters: dict[str, Matter] = {}
-        self._first_step = ""
+        self._first_step = self._anew = ""
 
     @property
     def of_newcomers(self) -> bool:
@@ -73,11 +73,16 @@ class Refusals:
             self._first_step = error
             self._say()
 
+    def ask_anew(self, reason: str) -> None:
+        """Ask that all processes start anew at once."""
+        self._anew = reason
+        self._say()
+
     def _say(self) -> None:
         rebuild = "; ".join(matter.text for matter in self._matters.values() if matter.no_rebuild)
         texts = [matter.text for matter in self._matters.values() if not matter.no_rebuild]
         newcomer = "; ".join(filter(None, [*texts, self._first_step]))
-        self._refuse(no_rebuild=rebuild, no_newcomer=newcomer)
+        self._refuse(no_rebuild=rebuild, no_newcomer=newcomer, anew=self._anew)
 
 
 def matters(

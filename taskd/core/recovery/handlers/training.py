@@ -19,9 +19,10 @@ from typing import Final
 
 from taskd.core.diagnosis.findings import Diagnosis, Finding, Kind
 from taskd.core.diagnosis.watch import AGAIN_S, ANSWER_S
+from taskd.core.policy import Strategy
 from taskd.core.recovery import case, set_up
 from taskd.core.recovery.actions import Effect, Next, Note, do
-from taskd.core.recovery.attempts import agree, progress, release
+from taskd.core.recovery.attempts import agree, progress, rearrange, release
 from taskd.core.recovery.causes import Cause, CauseKind
 from taskd.core.recovery.events import (
     DONE,
@@ -37,12 +38,13 @@ from taskd.core.recovery.events import (
     Hung,
     Lost,
     Paused,
+    RestartAsked,
     Started,
 )
 from taskd.core.recovery.handlers.common import end, fault, give_up
 from taskd.core.recovery.job import Job
 from taskd.core.recovery.orders import send
-from taskd.core.recovery.phases import Finishing, Forming, Running, Strayed, Suspecting, Training
+from taskd.core.recovery.phases import Choosing, Finishing, Forming, Running, Strayed, Suspecting, Training
 from taskd.core.recovery.planning import note
 from taskd.core.recovery.takeover import take_over
 from taskd.wire.kinds import JobRank, NodeRank
@@ -99,6 +101,12 @@ def finish(phase: Training, _event: Started | Finished | Exited, job: Job, now_s
     if not job.world.all_at(DONE):
         return phase, ()
     return Finishing(now_s), (do(case.withdraw), do(release), do(send, Order.RELEASE))
+
+
+def start_anew(_phase: Running, event: RestartAsked, _job: Job, now_s: float) -> Next:
+    """Nothing has failed, and nothing is charged. The strategies of the job are for faults, and are not asked."""
+    text = f"rank {event.rank}: {event.reason}"
+    return Choosing(now_s), (do(rearrange, Strategy.RECOVER_IN_PLACE, text, {}, restart=True),)
 
 
 def leave(phase: Training, event: Exited, job: Job, now_s: float) -> Next:

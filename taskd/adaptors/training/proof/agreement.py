@@ -1,0 +1,75 @@
+"""A question that all ranks answer together, in bounded time, over the store of the default group.
+
+Rules:
+
+1. The first decision that is written stands. It is "yes" if every rank has given the same answer, and else a reason:
+   that of the first rank that speaks against it, or of the first that has waited for too long.
+2. Nobody waits in a collective, and nobody holds the store's connection: the training's own threads use it too.
+3. A store that fails answers for nobody: that is a reason like any other.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from torch.distributed import Store
+
+AGREED: Final = "yes"
+_LONGEST_POLL_S: Final = 1.0
+_POLL_S: Final = 0.002
+_POLL_S_PER_RANK: Final = 2e-5
+"""100,000 ranks ask 50,000 times a second together."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The ranks that answer, and where.
+
+    Args:
+        store: one that all ranks share.
+        prefix: begins the names of all keys; no other agreement has it.
+        rank: this one's.
+        world_size: how many answer.
+        waiting: called again and again while this rank waits; what it raises ends the wait.
+    """
+
+    store: Store
+    prefix: str
+    rank: int
+    world_size: int
+    waiting: Callable[[], None]
+
+    def ask(self, question: str, answer: str, limit_s: float, *, against: str = "") -> str:
+        """Return `AGREED` if every rank has given `answer`, else why not. `against`: this rank's reason for no.
+
+        All ranks return the same, but where the store fails.
+        """
+        try:
+            return self._ask(f"{self.prefix}/{question}", answer, limit_s, against)
+        except RuntimeError as error:
+            return f"rank {self.rank}: the store of the default group failed ({error})"
+
+    def object(self, question: str, reason: str) -> None:
+        """Say no to a question that this rank does not come to. Nobody is waited for."""
+        try:
+            self._decide(f"{self.prefix}/{question}", f"rank {self.rank}: {reason}")
+        except RuntimeError:
+            return  # the others have waited for too long then
+
+    def _ask(self, key: str, answer: str, limit_s: float, against: str) -> str:
+        if against:
+            return self._decide(key, f"rank {self.rank}: {against}")
+        if self.store.add(f"{key}/{answer}", 1) == self.world_size:
+            return self._decide(key, AGREED)
+        end_s = time.monotonic() + limit_s
+        pause_s = min(_LONGEST_POLL_S, max(_POLL_S, _POLL_S_PER_RANK * self.world_size))
+        while not self.store.check([key]):
+            self.waiting()
+            if time.monotonic() >= end_s:
+                return self._decide(key, f"rank {self.rank} has waited {limit_s:g} s for the others")
+            time.sleep(pause_s)
+        return self.store.get(key).decode()
+
+    def _decide(self, key: str, decision: str) -> str:
+        return self.store.compare_set(key, "", decision).decode()

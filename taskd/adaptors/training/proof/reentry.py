@@ -1,0 +1,201 @@
+"""The re-entry proof: one early step is done twice on purpose, as after a fault, and must come out the same.
+
+Rules:
+
+1. All ranks leave the training function together, behind the backward pass of the third step of a job and before any
+   optimizer changes anything, and enter it again at the last committed step. No group is formed anew, and no state is
+   copied: it costs one step.
+2. They leave only if all have agreed to (`agreement.py`): a rank that would not come there, or whose step could not be
+   done again, says why, and the verdict is `unproven`.
+3. What the step consists of (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
+   are not deterministic may give slightly different gradients.
+4. Any other difference means that the script keeps something that a recovery does not put back. The proof has then
+   changed the training itself: all processes start anew, once and for no restart, and are not recovered in place.
+5. A fault ends the proof. Nothing of it fails a job: its own errors are logged, and the step goes on.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from taskd.adaptors.faults import in_one_line
+from taskd.adaptors.groups.sites import script_line
+from taskd.adaptors.training.proof.agreement import AGREED, Agreement
+from taskd.adaptors.training.proof.step_digests import StepDigests
+from taskd.adaptors.training.proof.verdict import CheckOutcome, CheckVerdict
+from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.tripwire import Interrupted
+from taskd.errors import RecoveryError
+
+logger = logging.getLogger(__name__)
+COMMITS_BEFORE: Final = 2
+_LEAVE_S: Final = 5.0
+"""Ranks come out of a backward pass together; the slowest then reads its gradients."""
+_RETURN_S: Final = 120.0
+"""What the training function does before its first step may take one rank longer than another."""
+
+
+class Reentered(Interrupted):
+    """Leaves the training function for the proof: nothing has failed."""
+
+
+class ProofStage(Enum):
+    """How far the proof has come."""
+
+    WAITING = "for the step to be proven"
+    ARMED = "in that step, for the first optimizer"
+    AGAIN = "in the same step, for the second time"
+    OVER = "it has a verdict, or there will be none"
+
+
+class ReentryProof:
+    """Of one training function of one rank.
+
+    Args:
+        recovery: whose steps are done again.
+        agreement: how this rank agrees with the others.
+        conclude: called once, with the verdict. May raise what the training function is left by.
+    """
+
+    def __init__(self, recovery: StateRecovery, agreement: Agreement, conclude: Callable[[CheckVerdict], None]) -> None:
+        self._recovery, self._agreement, self._conclude = recovery, agreement, conclude
+        self._thread = threading.get_ident()
+        self._hooks: list[RemovableHandle] = []
+        self._first: StepDigests | None = None
+        self._line = ""
+        self.stage = ProofStage.WAITING
+
+    @property
+    def runs(self) -> bool:
+        """Whether it wants to hear of commits."""
+        return self.stage is not ProofStage.OVER
+
+    @property
+    def redoes(self) -> bool:
+        """Whether the training function was entered again for it, and nothing is known yet."""
+        return self.stage is ProofStage.AGAIN
+
+    def committed(self) -> None:
+        """A step is committed."""
+        if self.stage is ProofStage.WAITING and self._recovery.commits >= COMMITS_BEFORE:
+            self._arm()
+        elif self.stage is not ProofStage.WAITING and self.runs:
+            self._missed("the step was committed without an optimizer's step that could be watched")
+
+    def returned(self) -> None:
+        """The training function has returned."""
+        if self.runs:
+            self._missed("the training ended first")
+
+    def failed(self, error: BaseException) -> None:
+        """The step that is done again has raised what it did not raise the first time."""
+        if self.redoes:
+            self._end(CheckOutcome.NOT_EXACT, f"{self._line}: done again, the step raised {in_one_line(error)}")
+
+    def cancel(self) -> None:
+        """A fault has come first: there is no verdict."""
+        self._over()
+
+    def go_back(self) -> None:
+        """Put all back to the last commit. Called outside of the training function."""
+        self._recovery.redo()
+
+    # Inside.
+
+    def _arm(self) -> None:
+        self.stage = ProofStage.ARMED
+        self._hooks = [
+            optimizer.register_step_pre_hook(_watching(self, number))
+            for number, optimizer in enumerate(self._recovery.parts.optimizers)
+        ]
+        if not self._hooks:
+            self._object("the state has no optimizer")
+
+    def before_step(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An optimizer is about to step.
+
+        Raises:
+            Reentered: the step is to be done again.
+            Interrupted: a fault has come.
+            RecoveryError: the training is not exact, and nobody starts it anew.
+        """
+        try:
+            leaves = self.stage is ProofStage.ARMED and self._leave(number, args, kwargs)
+            if not leaves and self.redoes:
+                self._compare()
+        except (Interrupted, RecoveryError):
+            self._recovery.withdraw_step()
+            raise
+        except Exception as error:
+            logger.exception("the self-check failed, and is left out; training goes on")
+            self._object(f"the self-check failed ({type(error).__name__})")
+            return
+        if leaves:
+            self._recovery.withdraw_step()
+            raise Reentered
+
+    def _leave(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        self._line = script_line()
+        agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=self._unfit(args, kwargs))
+        if agreed != AGREED:
+            self._end(CheckOutcome.UNPROVEN, agreed)
+            return False
+        self._first = StepDigests.of(self._recovery.parts)
+        self.stage = ProofStage.AGAIN
+        return True
+
+    def _unfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Why the present step cannot be done again from here; "" if it can."""
+        if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
+            return f"{self._line}: the optimizer steps inside of the backward pass"
+        if any(map(callable, (*args, *kwargs.values()))):
+            return f"{self._line}: the optimizer is given a closure, and computes the gradients itself"
+        return self._recovery.why_not_again()
+
+    def _compare(self) -> None:
+        assert self._first is not None
+        now = StepDigests.of(self._recovery.parts)
+        found = self._first.first_difference(now)
+        noise = found is not None and self._first.is_noise(now)
+        against = f"done again, {found} differs" if found is not None and not noise else ""
+        agreed = self._agreement.ask("same", "same", _RETURN_S, against=against)
+        if agreed != AGREED:
+            self._end(CheckOutcome.NOT_EXACT, f"{self._line}: {agreed}")
+            return
+        self._end(CheckOutcome.EXACT, "but for kernels that are not deterministic" if noise else "")
+
+    def _missed(self, reason: str) -> None:
+        """The step has gone by. Done again, it should not have: the script catches what it is left by."""
+        if self.redoes:
+            text = f"{self._line}: done again, {reason}; let BaseException pass in the training function"
+            self._end(CheckOutcome.NOT_EXACT, text)
+        else:
+            self._object(reason)
+
+    def _object(self, reason: str) -> None:
+        self._agreement.object("same" if self.redoes else "leave", reason)
+        self._end(CheckOutcome.UNPROVEN, reason)
+
+    def _end(self, outcome: CheckOutcome, reason: str) -> None:
+        self._over()
+        self._conclude(CheckVerdict(outcome=outcome, steps=(self._recovery.step + 1,), reason=reason))
+
+    def _over(self) -> None:
+        self.stage = ProofStage.OVER
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._first = [], None
+
+
+def _watching(proof: ReentryProof, number: int) -> Callable[..., None]:
+    """A function, so that an optimizer that has it can still be copied."""
+
+    def watch(_optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        proof.before_step(number, args, kwargs)
+
+    return watch

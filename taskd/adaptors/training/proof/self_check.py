@@ -1,0 +1,144 @@
+"""The self-check of one training function: when it is made, and what its verdict means for the job.
+
+Rules:
+
+1. It is made in the first world of a job, by ranks that begin together; never by a newcomer, nor after a fault. Where
+   its verdict could not be acted upon (nobody starts all processes anew), it is left out.
+2. A verdict that these processes find on their node is not proven again, unless the user wants it at each start.
+3. Where the training is not exact, no process is kept at a fault: all start anew, as under torchrun. If the check
+   itself has changed the training, they do so at once, which costs no restart.
+"""
+
+import logging
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import torch.distributed as dist
+
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.proof.agreement import Agreement
+from taskd.adaptors.training.proof.reentry import Reentered, ReentryProof
+from taskd.adaptors.training.proof.verdict import CheckOutcome, CheckVerdict, VerdictFile
+from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.runtime import Runtime
+from taskd.adaptors.training.tripwire import Interrupted
+from taskd.core.policy import SelfCheck
+from taskd.errors import RecoveryError
+
+logger = logging.getLogger(__name__)
+R = TypeVar("R")
+_REMEDY: Final = "Make what differs a part of the TrainState, or make it from state.step (docs/exactness.md)."
+_ANEW_S: Final = 60.0
+"""The manager is asked to start all processes anew, and looks at that within seconds."""
+
+
+class SelfCheckRun:
+    """Proves, for one session of one process, that the step can be done again."""
+
+    def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
+        self._runtime, self._link, self._recovery = runtime, runtime.link, recovery
+        self._proof: ReentryProof | None = None
+        self._file: VerdictFile | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it wants to hear of commits."""
+        return self._proof is not None and self._proof.runs
+
+    def around(self, function: Callable[[], R]) -> Callable[[], R]:
+        """Return the function that is called in its place. Called when this process has entered the job's world."""
+        try:
+            self._begin()
+        except Exception:
+            logger.exception("the self-check could not begin, and is left out; training goes on")
+        proof = self._proof
+        return function if proof is None else lambda: self._prove(function, proof)
+
+    def committed(self) -> None:
+        """A step is committed."""
+        if self._proof is not None:
+            self._proof.committed()
+
+    def cancel(self) -> None:
+        """A fault has come, or the training is over: nothing is proven any more."""
+        if self._proof is not None:
+            self._proof.cancel()
+
+    # Inside.
+
+    def _begin(self) -> None:
+        config = self._link.config
+        if config.self_check is SelfCheck.OFF or self._link.joins or not dist.is_initialized():
+            return
+        world_size = dist.get_world_size()
+        self._file = VerdictFile(config.run_dir / config.job_id, world_size)
+        known = self._file.read()
+        if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
+            self._heed(known)
+            return
+        if config.generation or self._recovery.commits or self._recovery.by_trainer:
+            return
+        store = dist.distributed_c10d._get_default_store()
+        prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
+        agreement = Agreement(store, prefix, dist.get_rank(), world_size, self._waiting)
+        self._proof = ReentryProof(self._recovery, agreement, self._conclude)
+
+    def _waiting(self) -> None:
+        if self._link.interrupted:
+            raise Interrupted
+
+    def _prove(self, function: Callable[[], R], proof: ReentryProof) -> R:
+        while True:
+            try:
+                result = function()
+            except Reentered as left:
+                if self._link.interrupted:
+                    raise
+                traceback.clear_frames(left.__traceback__)
+            except Exception as error:
+                if proof.redoes and not self._link.interrupted:
+                    proof.failed(error)
+                raise
+            else:
+                proof.returned()
+                return result
+            if self._tells:
+                logger.warning(
+                    "self-check: step %d is done twice, to prove that training goes on exactly after a fault; what it "
+                    "prints comes twice (TASKD_SELF_CHECK=off leaves that out)",
+                    self._recovery.step + 1,
+                )
+            proof.go_back()
+
+    @property
+    def _tells(self) -> bool:
+        return self._runtime.rank == 0
+
+    def _conclude(self, verdict: CheckVerdict) -> None:
+        if self._file is not None:
+            self._file.write(verdict)
+        if self._tells:
+            logger.warning("self-check: %s", verdict.text)  # a script without logging shows nothing less
+        self._heed(verdict)
+        if verdict.outcome is CheckOutcome.NOT_EXACT:
+            self._start_anew(verdict)
+
+    def _heed(self, verdict: CheckVerdict) -> None:
+        if verdict.outcome is CheckOutcome.NOT_EXACT:
+            self._runtime.refusals.add(Matter(f"the training is {verdict.text}", _REMEDY, no_rebuild=True))
+
+    def _start_anew(self, verdict: CheckVerdict) -> None:
+        """The check has changed what the script keeps: have all processes begin the job again, from where it began.
+
+        Raises:
+            Interrupted: a fault has come meanwhile.
+            RecoveryError: nobody starts this process anew.
+        """
+        self._runtime.refusals.ask_anew(f"the self-check has changed the training, which is {verdict.text}")
+        ended = threading.Event()
+        for _ in range(int(_ANEW_S / 0.1)):
+            ended.wait(0.1)
+            self._waiting()
+        raise RecoveryError(f"the training is {verdict.text}, and no manager has started it anew within {_ANEW_S:g} s")

@@ -1,0 +1,126 @@
+"""Digests of what a step consists of, by which the same step done twice is compared.
+
+Nothing of the state is copied. On a device each tensor is read once, where it is.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.fingerprints import Fingerprint, of_random_numbers
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.sharding.shards import local
+
+_NONE: Final = "none"
+_NOISE: Final = 1e-3
+"""Relative, of the norm of a gradient: sums in another order change it by some 1e-6, in bfloat16 by some 1e-4."""
+
+
+class Aspect(Enum):
+    """What is compared, in the order in which a difference is looked for. The value names it in a message."""
+
+    PARAMETERS = "the parameter"
+    HYPERPARAMETERS = "the hyperparameters of"
+    BUFFERS = "the buffer"
+    NUMBERS = "the random numbers of"
+    GRADIENTS = "the gradient of"
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The first thing that differs between two snapshots."""
+
+    aspect: Aspect
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.aspect.value} {self.name}"
+
+
+@dataclass(frozen=True)
+class StepDigests:
+    """Digests before the first optimizer of a step changes anything: by aspect, and by the name of each thing."""
+
+    digests: Mapping[Aspect, Mapping[str, str]]
+    norms: Mapping[str, float]
+    """Of the gradients, where kernels need not be deterministic; else none."""
+
+    @classmethod
+    def of(cls, parts: Parts) -> "StepDigests":
+        """Take the digests of the present step. What cannot be read (sparse, meta) is left out."""
+        parameters = dict(_named(parts, "named_parameters"))
+        return cls(
+            {
+                Aspect.PARAMETERS: {name: _digest(one) for name, one in parameters.items()},
+                Aspect.HYPERPARAMETERS: dict(_hyperparameters(parts)),
+                Aspect.BUFFERS: {name: _digest(one) for name, one in _named(parts, "named_buffers")},
+                Aspect.NUMBERS: of_random_numbers(),
+                Aspect.GRADIENTS: {name: _digest(one.grad) for name, one in parameters.items()},
+            },
+            {name: _norm(one) for name, one in parameters.items() if _may_vary(one)},
+        )
+
+    def is_noise(self, other: "StepDigests") -> bool:
+        """Whether kernels that add up in another order explain all differences: of gradients, and small ones."""
+        found = self.first_difference(other)
+        if found is None or found.aspect is not Aspect.GRADIENTS:
+            return False
+        return all(
+            math.isclose(norm, other.norms.get(name, math.nan), rel_tol=_NOISE) for name, norm in self.norms.items()
+        ) and all(
+            name in self.norms
+            for name, one in self.digests[Aspect.GRADIENTS].items()
+            if one != other.digests[Aspect.GRADIENTS].get(name)
+        )
+
+    def first_difference(self, other: "StepDigests") -> StepDifference | None:
+        """Return what differs first, in the order of `Aspect`; None if nothing does."""
+        for aspect in Aspect:
+            ours, theirs = self.digests[aspect], other.digests[aspect]
+            for name in sorted(ours.keys() | theirs.keys()):
+                if ours.get(name) != theirs.get(name):
+                    return StepDifference(aspect, name)
+        return None
+
+
+def _named(parts: Parts, method: str) -> Iterator[tuple[str, Any]]:
+    seen: set[int] = set()
+    for part, value in parts.replicated.items():
+        if isinstance(value, torch.nn.Module):
+            for name, tensor in getattr(value, method)():
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield f"{part}.{name}", tensor
+
+
+def _hyperparameters(parts: Parts) -> Iterator[tuple[str, str]]:
+    for part, value in parts.replicated.items():
+        if isinstance(value, torch.optim.Optimizer):
+            for number, group in enumerate(value.param_groups):
+                given = {name: one for name, one in group.items() if name != "params"}
+                yield f"{part}, group {number}", Fingerprint(given).text
+
+
+def _digest(tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return _NONE
+    try:
+        return digest([local(tensor)])
+    except (RuntimeError, NotImplementedError, TypeError):
+        return ""
+
+
+def _may_vary(parameter: Any) -> bool:
+    """Whether its gradient may differ from one time to the next with the same inputs."""
+    return parameter.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled()
+
+
+def _norm(parameter: Any) -> float:
+    if parameter.grad is None:
+        return 0.0
+    return float(torch.linalg.vector_norm(local(parameter.grad).double()))

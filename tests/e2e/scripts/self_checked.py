@@ -1,0 +1,126 @@
+"""Small trainings that a self-check has something to say of: `how` in the plan names the shape.
+
+The result is the digest of all weights after `steps` steps.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import taskd
+from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
+
+HOW, STEPS = PLAN["how"], PLAN["steps"]
+calls: list[int] = []
+noise = torch.Generator().manual_seed(3)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(7 + rank())
+net = Net()
+model = DistributedDataParallel(net)
+optimizer: torch.optim.Optimizer
+if HOW == "closure":
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
+else:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+scaler = torch.amp.GradScaler("cpu", enabled=HOW == "scaler")
+data = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
+dataset = TensorDataset(data, data.sum(1, keepdim=True))
+loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
+state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, scaler=scaler)
+
+
+def mixed(x: torch.Tensor) -> torch.Tensor:
+    """What a shape does that the state knows nothing of."""
+    if HOW == "counter":
+        calls.append(1)
+        return x * (1 + 0.01 * len(calls))
+    if HOW == "generator":
+        return x + 0.1 * torch.randn(x.shape, generator=noise)
+    if HOW == "unseeded":
+        own = torch.Generator()
+        own.seed()
+        return x + 1e-3 * torch.rand(x.shape, generator=own)
+    return x
+
+
+def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    while True:
+        yield from loader
+
+
+def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(x), y)
+
+
+def step(x: torch.Tensor, y: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    if HOW == "closure":
+
+        def closure() -> float:
+            optimizer.zero_grad()
+            loss = loss_of(x, y)
+            loss.backward()
+            return float(loss)
+
+        optimizer.step(closure)
+        return
+    loss = loss_of(mixed(x), y)
+    if HOW == "scaler":
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        return
+    loss.backward()
+    if not (HOW == "skips" and rank() == 1 and state.step == 2):
+        optimizer.step()
+
+
+@taskd.resilient(state)
+def train() -> None:
+    print(f"rank {rank()} enters at {state.step}", flush=True)
+    if HOW == "raises" and (FOLDER / f"entered-{rank()}").exists() and state.step == 2:
+        raise FileExistsError("the run's folder is there already")
+    (FOLDER / f"entered-{rank()}").touch()
+    for x, y in batches():
+        reach(state.step, "begin")
+        if HOW == "swallows":
+            try:
+                step(x, y)
+            except BaseException as error:  # noqa: BLE001 - a script may do so
+                print(f"rank {rank()} swallows {type(error).__name__}", flush=True)
+        else:
+            step(x, y)
+        scheduler.step()
+        state.commit()
+        if state.step >= STEPS:
+            return
+
+
+train()
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in tensors)).hexdigest()
+
+
+found = {"weights": digest(net.parameters()), "buffers": digest(net.buffers()), "step": state.step}
+note(f"result-{rank()}", json.dumps(found))

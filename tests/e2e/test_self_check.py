@@ -1,0 +1,99 @@
+"""A job finds out in its third step whether it can go on exactly, and what that changes of it: nothing."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import SCRIPTS, Job
+from tests.e2e.plan import point
+from tests.thorough import everyday
+
+ON: dict[str, str | None] = {"TASKD_SELF_CHECK": "auto", "TASKD_STANDBY": "0"}
+STEPS = 8
+PROVEN = "self-check: exact: proven at step 3"
+SHAPES: dict[str, str] = {
+    "plain": PROVEN,
+    "scaler": PROVEN,
+    "closure": "self-check: unproven: rank 0: {script}:N: the optimizer is given a closure",
+    "skips": "self-check: unproven: rank 1: the step was committed without an optimizer's step",
+}
+CHANGED = ("counter", "generator", "raises", "swallows")
+"""Shapes that the check itself changes: the job begins anew."""
+
+
+def results(make_job: MakeJob, how: str) -> list[dict[str, Any]]:
+    """What the shape ends with under plain torchrun."""
+    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS}, env={"TASKD_PROCESS_ENABLE": None})
+    assert job.end() == 0, job.output
+    return job.results()
+
+
+def weights(found: list[dict[str, Any]]) -> list[str]:
+    """A rank that takes another one's place has another's running statistics."""
+    return [one["weights"] for one in found]
+
+
+def entered(job: Job) -> list[str]:
+    return sorted(line for line in job.output.splitlines() if " enters at " in line)
+
+
+@pytest.mark.parametrize("how", everyday(SHAPES, "plain", "closure"))
+def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
+    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS}, env=ON)
+    assert job.end() == 0, job.output
+    assert job.results() == results(make_job, how), job.output
+    script = SCRIPTS / "self_checked.py"
+    assert SHAPES[how].format(script=script) in re.sub(rf"{script}:\d+", f"{script}:N", job.output)
+    twice = SHAPES[how] == PROVEN
+    assert entered(job) == sorted(f"rank {rank} enters at {step}" for rank in range(2) for step in [0, 2][: 1 + twice])
+    assert not job.named("recovered")
+
+
+@pytest.mark.parametrize("how", everyday(CHANGED, "counter"))
+def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: str) -> None:
+    """It ends as under plain torchrun, with all restarts left, and no process is kept at a fault."""
+    points = [point("killed", 1, 5, "begin")] if how == "counter" else []
+    env = ON | {"TASKD_MAX_RESTARTS": "1"}
+    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS, "points": points}, env=env)
+    if points:
+        job.kill("killed")
+    assert job.end() == 0, job.output
+    assert job.results() == results(make_job, how), job.output
+    assert "the self-check has changed the training, which is not exact: " in job.output
+    assert "at a fault all processes start anew" in job.output
+    records = job.named("recovered")
+    assert len(records) == 1 + len(points), job.output
+    assert all(record["restart"] for record in records)
+    assert job.output.count("is done twice") == 1, "it is known from then on"
+
+
+def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
+    job = make_job(2).start("self_checked.py", {"how": "unseeded", "steps": STEPS}, env=ON)
+    assert job.end() == 0, job.output
+    assert "self-check: not exact: " in job.output
+    assert len(job.named("recovered")) == 1
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> None:
+    """It is recovered from as any other; nothing is proven then."""
+    points = [point("first", who, 2, "begin"), point("again", who, 2, "begin")]
+    job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=ON)
+    job.held("first")
+    job.release("first")
+    job.kill("again")
+    assert job.end() == 0, job.output
+    assert weights(job.results()) == weights(results(make_job, "plain")), job.output
+    assert len(job.named("recovered")) == 1
+
+
+def test_a_verdict_is_not_proven_again(make_job: MakeJob) -> None:
+    """By processes that start anew in the same job."""
+    points = [point("all", rank, 5, "begin") | {"name": f"all-{rank}"} for rank in range(2)]
+    job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=ON)
+    job.kill("all-0", "all-1")
+    assert job.end() == 0, job.output
+    assert job.output.count(PROVEN) == 1
+    assert job.results() == results(make_job, "plain"), job.output
