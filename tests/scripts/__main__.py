@@ -70,6 +70,7 @@ def each(stage: Stage, scripts: list[Script], seed: str, *, as_json: bool) -> tu
     failed = [outcome.script.name for outcome in outcomes if outcome.judgement.grade is FAILED]
     names = ("identical", "refused", "restarted", "silent")
     last = {"scripts": len(outcomes), **{name: counts[name] for name in names}, "failed": failed}
+    last["disagree"] = [outcome.script.name for outcome in outcomes if outcome.disagrees]
     if any(outcome.script.open for outcome in outcomes):
         last["mended"] = [outcome.script.name for outcome in outcomes if outcome.script.open and not outcome.is_wrong]
     return int(any(outcome.is_wrong and not outcome.script.open for outcome in outcomes)), last

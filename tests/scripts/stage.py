@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.scripts.catalog import FAILED, PROGRAMS, REFUSED, RESTARTED, SILENT, Script
+from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, REFUSED, RESTARTED, SILENT, Script
 from tests.scripts.judge import Judgement, difference, expected, judge, judge_calm, refused_at_once, restarted
 from tests.scripts.kills import NoPlaceError, draw
 from tests.scripts.play import Run, play, reread
@@ -32,6 +32,13 @@ class Outcome:
     def is_wrong(self) -> bool:
         """Whether it was silent or has failed."""
         return self.judgement.grade in (SILENT, FAILED)
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether the self-check's verdict is not what the kills have shown."""
+        if self.verdict is Verdict.INEXACT:
+            return self.judgement.grade is IDENTICAL
+        return self.verdict is Verdict.PROVEN and self.is_wrong
 
     @property
     def line(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Early stopping in two parts, the count and the best weights, and a list of all losses beside them."""
+"""Early stopping in two parts: the count, and the best weights with a list of all losses beside them."""
 
 import copy
 
@@ -26,10 +26,10 @@ class Kept:
 
 
 class Best(Kept):
-    """The best weights."""
+    """The best weights, as soon as there are any, and all losses."""
 
-    def __init__(self, module):
-        self.weights = copy.deepcopy(module.state_dict())
+    def __init__(self):
+        self.weights, self.losses = None, []
 
 
 class Patience(Kept):
@@ -37,13 +37,6 @@ class Patience(Kept):
 
     def __init__(self):
         self.lowest, self.waited = float("inf"), 0
-
-
-class History(Kept):
-    """All losses."""
-
-    def __init__(self):
-        self.losses = []
 
 
 dist.init_process_group("gloo")
@@ -54,13 +47,13 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
 data, held_out = Rows(), Rows(64, seed=8)
 sampler: DistributedSampler = DistributedSampler(data, shuffle=True, seed=3)
 loader = DataLoader(data, batch_size=8, sampler=sampler)
-best, patience, history = Best(model.module), Patience(), History()
+best, patience = Best(), Patience()
 state = taskd.TrainState(
     model=model,
     optimizer=optimizer,
     loader=loader,
     sampler=sampler,
-    replicated={"best": best, "patience": patience, "history": history},
+    replicated={"best": best, "patience": patience},
     seed=1,
 )
 diary.moment("setup done")
@@ -89,9 +82,9 @@ def train():
             optimizer.step()
             state.commit()
             diary.moment("committed")
-        history.losses.append(validate())
-        if history.losses[-1] < patience.lowest:
-            patience.lowest, patience.waited = history.losses[-1], 0
+        best.losses.append(validate())
+        if best.losses[-1] < patience.lowest:
+            patience.lowest, patience.waited = best.losses[-1], 0
             best.weights = copy.deepcopy(model.module.state_dict())
         else:
             patience.waited += 1
@@ -101,5 +94,5 @@ def train():
 
 train()
 diary.moment("after")
-diary.finish(model, optimizer, best, step=state.step, losses=history.losses, waited=patience.waited)
+diary.finish(model, optimizer, step=state.step, losses=best.losses, waited=patience.waited)
 diary.leave()

@@ -21,7 +21,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 data = Rows()
 sampler: DistributedSampler = DistributedSampler(data, shuffle=True, seed=3)
 loader = StatefulDataLoader(data, batch_size=4, sampler=sampler)
-state = taskd.TrainState(model=model, optimizer=optimizer, loader=loader, sampler=sampler, seed=1)
+state = taskd.TrainState(model=model, optimizer=optimizer, loader=loader, seed=1)
 diary.moment("setup done")
 
 
