@@ -1,25 +1,13 @@
 """Which scripts there are, and what may become of each when its ranks are killed."""
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
+from tests.scripts.grades import Grade
+from tests.scripts.kills import Place
+from tests.scripts.shapes import SHAPES
+
 PROGRAMS = Path(__file__).with_name("programs")
-
-
-class Grade(str, Enum):
-    """What became of a script with kills, beside the same script without."""
-
-    IDENTICAL = "identical"
-    """In place, and all results equal those of the undisturbed run bit for bit."""
-    REFUSED = "refused"
-    """A warning named file and line before anything failed; then all started anew, or what was warned of differs."""
-    RESTARTED = "restarted"
-    """All processes started anew, and the results are those that stock torchrun has."""
-    SILENT = "silent"
-    """Other results, and nothing was said."""
-    FAILED = "failed"
-    """It hung, ended with another status than stock torchrun, or a healthy rank was replaced."""
 
 
 IDENTICAL, REFUSED, RESTARTED = Grade.IDENTICAL, Grade.REFUSED, Grade.RESTARTED
@@ -41,6 +29,9 @@ class Script:
         file: where it is, if not in `programs`.
         environment: variables that it gets.
         launch: what starts it: torchrun, or "python" alone.
+        shape: number of the shape that it is an instance of, in the list of shapes that issue 36 is about; 0: none.
+        places: where its kills strike, one for each; none: two, drawn from the seed.
+        open: item of issue 36 that is to find it, while it ends otherwise than allowed. It is played by `--open` alone.
     """
 
     name: str
@@ -53,6 +44,9 @@ class Script:
     file: Path | None = None
     environment: tuple[tuple[str, str], ...] = ()
     launch: str = "torchrun"
+    shape: int = 0
+    places: tuple[Place, ...] = ()
+    open: str = ""
 
     @property
     def path(self) -> Path:
@@ -144,6 +138,10 @@ SCRIPTS = (
     # Without the SDK
     Script("no_sdk", (RESTARTED,), "it starts from the beginning, as under stock torchrun"),
     Script("no_sdk_snapshot", (RESTARTED,), "it starts from its own snapshot, as under stock torchrun"),
+    *(
+        Script(shape.name, shape.allowed, shape.why, shape=shape.number, places=shape.places, open=shape.open)
+        for shape in SHAPES
+    ),
 )
 
 

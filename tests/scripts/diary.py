@@ -5,7 +5,7 @@ Rules:
 1. All of it is files in SCRIPT_FOLDER, one of each kind for a rank, and a rank's processes write on where the last one
    stopped: so what a dead process saw is known, and the n-th moment of a rank is the n-th whoever reaches it.
 2. SCRIPT_KILLS names moments ("rank:number:microseconds,…") after which the kernel kills the process, at once or so
-   much later, wherever it has come to by then.
+   much later, wherever it has come to by then. "rank:number:microseconds:name" counts the moments of that name alone.
 3. What a step saw is told under a key, and what is told last counts: a step may be done again.
 """
 
@@ -25,28 +25,33 @@ FOLDER = Path(os.environ.get("SCRIPT_FOLDER", "."))
 RANK = int(os.environ.get("RANK", "0"))
 
 
-def _deadly() -> dict[int, int]:
-    kills = (kill.split(":") for kill in os.environ.get("SCRIPT_KILLS", "").split(",") if kill)
-    return {int(number): int(delay_us) for rank, number, delay_us in kills if int(rank) == RANK}
+def _deadly() -> dict[tuple[str, int], int]:
+    kills = (f"{kill}:".split(":")[:4] for kill in os.environ.get("SCRIPT_KILLS", "").split(",") if kill)
+    return {(name, int(number)): int(delay_us) for rank, number, delay_us, name in kills if int(rank) == RANK}
 
 
 _DEADLY = _deadly()
+_NAMED = {name for name, _ in _DEADLY}
 
 
-def moment(name: str) -> None:
-    """This rank has come so far."""
+def moment(name: str, victim: int = 0) -> None:
+    """This rank has come so far. A kill without delay strikes the process `victim` instead, if there is one."""
     line = f"{os.getpid()} {name}".ljust(LINE - 1)[: LINE - 1] + "\n"
-    file = os.open(FOLDER / f"moments-{RANK}", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    file = os.open(FOLDER / f"moments-{RANK}", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, line.encode())
-    number = os.fstat(file).st_size // LINE
-    delay_us = _DEADLY.get(number)
+    size = os.fstat(file).st_size
+    number = size // LINE
+    delay_us = _DEADLY.get(("", number))
+    if name in _NAMED:
+        lines = os.pread(file, size, 0).decode().splitlines()
+        delay_us = _DEADLY.get((name, [line.split(" ", 1)[1].strip() for line in lines].count(name)), delay_us)
     os.close(file)
     if delay_us is not None and any(path.stat().st_size for path in FOLDER.glob("saw-*")):
         unfinished = FOLDER / f"unfinished-{RANK}-{number}"  # the kill of another moment may come just now
         unfinished.write_text(str((FOLDER / "output-0.txt").stat().st_size))
         unfinished.rename(FOLDER / f"said-{RANK}-{number}")
     if delay_us == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(victim or os.getpid(), signal.SIGKILL)
     elif delay_us is not None:
         _kill_after(delay_us)
 

@@ -5,7 +5,8 @@ Rules:
 1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
    replaced. What is said beforehand stands in the output before the first kill that finds a step under way: until then
    no line of the training has run. Which work between two steps a kill has interrupted can be told only then, and
-   explains nothing but that this work is missing.
+   explains nothing but that this work is missing. A warning of what is lost with rank 0 explains nothing where another
+   rank was killed, and one of Python's or torch's own explains nothing at all.
 2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
 3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
    after the training function, or before the first step, when others are still in their set-up; and when a rank was
@@ -17,11 +18,16 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tests.scripts.catalog import FAILED, IDENTICAL, REFUSED, RESTARTED, SILENT, Grade, Script
+from tests.scripts.catalog import FAILED, IDENTICAL, REFUSED, RESTARTED, SILENT, Script
+from tests.scripts.grades import Grade
 from tests.scripts.play import Run
 
 _REPEATS = 3
 """A rank that fails so often at one step, with the same cause, is not replaced alone once more."""
+
+_FOREIGN = re.compile(r"File |:\d+: \w*Warning: ")
+"""A traceback, or a warning that Python has printed."""
+_OF_RANK_0 = "running statistics are rank 0's own: if that is replaced"
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,9 @@ def difference(run: Run, reference: Run, *, missing: bool = True) -> str:
 
 def warned(script: Script, run: Run) -> str:
     """The line of the output before that kill that names a line of the script, or ""."""
-    return _naming(script, run.said_before)
+    lost = any(rank == 0 for rank, _ in run.killed)
+    lines = run.said_before.splitlines()
+    return _naming(script, "\n".join(line for line in lines if lost or _OF_RANK_0 not in line))
 
 
 def told(script: Script, run: Run) -> str:
@@ -64,7 +72,7 @@ def told(script: Script, run: Run) -> str:
 
 def _naming(script: Script, text: str, more: str = "") -> str:
     for line in text.splitlines():
-        if re.search(rf"{re.escape(script.path.name)}:\d+{more}", line) and "File " not in line:
+        if re.search(rf"{re.escape(script.path.name)}:\d+{more}", line) and not _FOREIGN.search(line):
             return line.strip()
     return ""
 

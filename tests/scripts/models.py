@@ -10,10 +10,10 @@ KINDS = 4
 
 
 class Rows(Dataset):
-    """Random rows with a kind each, always the same; the number of a row comes with it."""
+    """Random rows with a kind each, always the same for a seed; the number of a row comes with it."""
 
-    def __init__(self, rows: int = ROWS) -> None:
-        generator = torch.Generator().manual_seed(7)
+    def __init__(self, rows: int = ROWS, seed: int = 7) -> None:
+        generator = torch.Generator().manual_seed(seed)
         self.rows = torch.randn(rows, WIDTH, generator=generator)
         self.kinds = torch.randint(KINDS, (rows,), generator=generator)
 

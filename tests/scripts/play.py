@@ -102,9 +102,9 @@ def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (
     run.seconds = time.monotonic() - begun_s
     _read(run, script.ranks)
     for kill in kills:
-        if len(run.moments[kill.rank]) >= kill.number:
+        if reached := kill.reached(run.moments[kill.rank]):
             later = f" + {kill.delay_us} us" if kill.delay_us else ""
-            run.killed.append((kill.rank, run.moments[kill.rank][kill.number - 1] + later))
+            run.killed.append((kill.rank, reached + later))
     return run
 
 

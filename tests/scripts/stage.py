@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.scripts.catalog import FAILED, PROGRAMS, REFUSED, RESTARTED, SILENT, Script
+from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, REFUSED, RESTARTED, SILENT, Script
 from tests.scripts.judge import Judgement, difference, expected, judge, judge_calm, refused_at_once, restarted
-from tests.scripts.kills import draw
+from tests.scripts.kills import NoPlaceError, draw
 from tests.scripts.play import Run, play, reread
+from tests.scripts.verdict import Verdict, verdict_of
 
 _STOCK_RUNS = 4
 
@@ -25,6 +26,19 @@ class Outcome:
     seconds: float
     hung: bool
     folder: Path
+    verdict: Verdict = Verdict.NONE
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it was silent or has failed."""
+        return self.judgement.grade in (SILENT, FAILED)
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether the self-check's verdict is not what the kills have shown."""
+        if self.verdict is Verdict.INEXACT:
+            return self.judgement.grade is IDENTICAL
+        return self.verdict is Verdict.PROVEN and self.is_wrong
 
     @property
     def line(self) -> dict[str, Any]:
@@ -33,6 +47,9 @@ class Outcome:
             "script": self.script.name,
             "grade": self.judgement.grade.value,
             "why": self.judgement.why,
+            "shape": self.script.shape,
+            "open": self.script.open,
+            "verdict": self.verdict.value,
             "kills": [f"rank {rank} at {moment}" for rank, moment in self.killed],
             "seconds": round(self.seconds, 1),
             "folder": str(self.folder) if self.folder.exists() else None,
@@ -50,19 +67,22 @@ class Stage:
         self._undisturbed: dict[str, tuple[Run, Judgement | None]] = {}
         self._plays = 0
 
-    def play(self, script: Script, seed: str, kills: int) -> Outcome:
-        """Play a script with so many kills, after its undisturbed runs if these are not known."""
+    def play(self, script: Script, seed: str, kills: int, *, anywhere: bool = False) -> Outcome:
+        """Play a script with its own kills, or so many, after its undisturbed runs if these are not known.
+
+        `anywhere` says that it is so many, even if the script has its own.
+        """
         begun_s = time.monotonic()
         self._plays += 1
         folder = self._root / f"{self._plays:03d}-{script.name}"
         try:
             reference, wrong = self._of(script)
-        except StockError as error:
+            if wrong is not None:
+                calm = self._root / f"{script.name}-calm"
+                return Outcome(script, self._allowed(script, wrong, None), [], time.monotonic() - begun_s, False, calm)
+            planned = draw(reference.moments, kills, f"{script.name}-{seed}", () if anywhere else script.places)
+        except (StockError, NoPlaceError) as error:
             return Outcome(script, Judgement(FAILED, str(error)), [], time.monotonic() - begun_s, False, self._root)
-        if wrong is not None:
-            calm = self._root / f"{script.name}-calm"
-            return Outcome(script, self._allowed(script, wrong, None), [], time.monotonic() - begun_s, False, calm)
-        planned = draw(reference.moments, kills, f"{script.name}-{seed}")
         run = play(script, folder, taskd=True, kills=planned)
         judgement = judge(script, run, reference)
         if judgement.grade is SILENT and restarted(run):
@@ -70,9 +90,10 @@ class Stage:
             if not difference(run, stock):
                 judgement = Judgement(RESTARTED, f"as under stock torchrun with these kills: {judgement.why}")
         judgement = self._allowed(script, judgement, run)
+        verdict = verdict_of(run)
         if judgement.grade not in (SILENT, FAILED) and not self._keep:
             shutil.rmtree(folder)
-        return Outcome(script, judgement, run.killed, time.monotonic() - begun_s, run.hung, folder)
+        return Outcome(script, judgement, run.killed, time.monotonic() - begun_s, run.hung, folder, verdict)
 
     @staticmethod
     def _allowed(script: Script, judgement: Judgement, run: Run | None) -> Judgement:

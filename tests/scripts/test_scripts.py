@@ -1,14 +1,20 @@
 """Some of the scripts with kills, as `scripts/scripts.sh` plays all of them, and what is judged of a run."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, REFUSED, RESTARTED, SCRIPTS, SILENT, chosen
-from tests.scripts.judge import judge, judge_calm, may_restart
-from tests.scripts.kills import draw
+from tests.scripts.grades import Grade
+from tests.scripts.judge import Judgement, judge, judge_calm, may_restart
+from tests.scripts.kills import Kill, NoPlaceError, Place, draw
 from tests.scripts.play import Run
-from tests.scripts.stage import Stage
+from tests.scripts.stage import Outcome, Stage
+from tests.scripts.verdict import Verdict, verdict_of
 from tests.thorough import everyday
 
 MOMENTS = {rank: ["setup", "setup done", *["step", "committed"] * 20, "after"] for rank in range(2)}
@@ -34,6 +40,70 @@ def test_kills_are_the_same_for_a_seed_and_after_the_setup() -> None:
     assert kills == [draw(MOMENTS, 2, str(seed)) for seed in range(50)]
     assert all(first.number > 2 for first, *_ in kills)
     assert len({(kill.rank, kill.delay_us == 0) for pair in kills for kill in pair}) == 4
+
+
+def test_kills_strike_at_the_places_that_a_script_names() -> None:
+    places = (Place("committed", 3, rank=1), Place("step"))
+    pairs = [draw(MOMENTS, 2, str(seed), places) for seed in range(50)]
+    assert pairs == [draw(MOMENTS, 2, str(seed), places) for seed in range(50)]
+    assert {first for first, _ in pairs} == {Kill(1, 3, 0, "committed")}
+    assert {second.moment for _, second in pairs} == {"step"}
+    assert {second.rank for _, second in pairs} == {0, 1}
+    with pytest.raises(NoPlaceError):
+        draw(MOMENTS, 2, "0", (Place("committed", 21),))
+
+
+def test_a_kill_of_a_name_counts_the_moments_of_that_name() -> None:
+    assert Kill(0, 2, 0, "committed").reached(MOMENTS[0]) == "committed"
+    assert Kill(0, 2, 0).reached(MOMENTS[0]) == "setup done"
+    assert not Kill(0, 21, 0, "committed").reached(MOMENTS[0])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_process_that_reaches_a_named_moment_is_killed_or_its_victim(own: bool, tmp_path: Path) -> None:
+    victim = "0" if own else "child.pid"
+    code = f"""
+import subprocess
+from tests.scripts import diary
+child = subprocess.Popen(["sleep", "60"] if {not own} else ["true"])
+try:
+    for name in ("a", "b", "a", "b", "b"):
+        diary.moment(name, victim={victim})
+        print(name, flush=True)
+    print(child.wait(10))
+finally:
+    child.kill()
+"""
+    env = {**os.environ, "SCRIPT_FOLDER": str(tmp_path), "SCRIPT_KILLS": "1:1:0,0:2:0:b", "RANK": "0"}
+    (tmp_path / "output-0.txt").touch()
+    ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == (-signal.SIGKILL if own else 0), ended.stderr
+    assert ended.stdout.split() == (["a", "b", "a"] if own else ["a", "b", "a", "b", "b", str(-signal.SIGKILL)])
+
+
+def test_each_shape_of_the_issue_has_a_script() -> None:
+    """32 is a second fit of Lightning's."""
+    assert {script.shape for script in SCRIPTS} >= {*range(1, 34)} - {32}
+    assert len(SCRIPTS) >= 85
+
+
+def test_a_refusal_before_the_first_kill_is_a_verdict(tmp_path: Path) -> None:
+    said = b"train.py:3 is not given: at a fault all processes start anew"
+    run = ran(folder=tmp_path)
+    (tmp_path / "output-0.txt").write_bytes(b"step 1\n" + said)
+    (tmp_path / "said-0-9").write_text("7")
+    assert verdict_of(run) is Verdict.NONE
+    (tmp_path / "said-0-9").write_text(str(7 + len(said)))
+    assert verdict_of(run) is Verdict.INEXACT
+
+
+def test_a_verdict_agrees_with_what_the_kills_have_shown() -> None:
+    def disagrees(verdict: Verdict, grade: Grade) -> bool:
+        return Outcome(SCRIPTS[0], Judgement(grade, ""), [], 0.0, False, Path(), verdict).disagrees
+
+    assert [grade for grade in Grade if disagrees(Verdict.INEXACT, grade)] == [IDENTICAL]
+    assert [grade for grade in Grade if disagrees(Verdict.PROVEN, grade)] == [SILENT, FAILED]
+    assert not any(disagrees(Verdict.UNPROVEN, grade) or disagrees(Verdict.NONE, grade) for grade in Grade)
 
 
 def ran(**changes: object) -> Run:

@@ -1,0 +1,54 @@
+"""The learning rate is set by hand, from the epoch and the number that enumerate gives the batch."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import Rows, network
+
+EPOCHS = 4
+RATE = 1e-2
+
+
+def rate_at(done, total):
+    return RATE * min(1, (done + 1) / 10) * (1 - done / total)
+
+
+dist.init_process_group("gloo")
+diary.moment("setup")
+torch.manual_seed(0)
+model = DistributedDataParallel(network())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = Rows()
+sampler: DistributedSampler = DistributedSampler(data, shuffle=True, seed=3)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+state = taskd.TrainState(model=model, optimizer=optimizer, loader=loader, sampler=sampler, seed=1)
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for epoch in state.epochs(EPOCHS):
+        sampler.set_epoch(epoch)
+        for i, (ids, rows, kinds) in enumerate(loader):
+            diary.moment("step")
+            for group in optimizer.param_groups:
+                group["lr"] = rate_at(epoch * len(loader) + i, EPOCHS * len(loader))
+            optimizer.zero_grad()
+            loss = cross_entropy(model(rows), kinds)
+            diary.saw(state.step, loss, ids)
+            loss.backward()
+            diary.moment("backward")
+            optimizer.step()
+            state.commit()
+            diary.moment("committed")
+
+
+train()
+diary.moment("after")
+diary.finish(model, optimizer, step=state.step)
+diary.leave()

@@ -1,0 +1,47 @@
+"""No seed for the state: the script seeds torch at the beginning of each epoch."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import taskd
+from tests.scripts import diary
+from tests.scripts.models import Rows, network
+
+EPOCHS = 4
+
+dist.init_process_group("gloo")
+diary.moment("setup")
+torch.manual_seed(0)
+model = DistributedDataParallel(network())
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+data = Rows()
+sampler: DistributedSampler = DistributedSampler(data, shuffle=True, seed=3)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+state = taskd.TrainState(model=model, optimizer=optimizer, loader=loader, sampler=sampler)
+diary.moment("setup done")
+
+
+@taskd.resilient(state)
+def train():
+    for epoch in state.epochs(EPOCHS):
+        sampler.set_epoch(epoch)
+        torch.manual_seed(1000 * (1 + dist.get_rank()) + epoch)
+        for ids, rows, kinds in loader:
+            diary.moment("step")
+            optimizer.zero_grad()
+            loss = cross_entropy(model(rows), kinds)
+            diary.saw(state.step, loss, ids)
+            loss.backward()
+            diary.moment("backward")
+            optimizer.step()
+            state.commit()
+            diary.moment("committed")
+
+
+train()
+diary.moment("after")
+diary.finish(model, optimizer, step=state.step)
+diary.leave()
