@@ -38,6 +38,7 @@ from taskd.adaptors.training.data.strays import Strays
 from taskd.adaptors.training.grace import await_step
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, matters, tell_inexact
+from taskd.adaptors.training.proof.looks import EarlyLooks
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.script.behind import BehindCommit
@@ -221,6 +222,7 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
+        self._looks = EarlyLooks(runtime.refusals, recovery, joins=runtime.link.joins)
         self.backups = Backups(recovery, self._link, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
@@ -268,8 +270,7 @@ class Session:
         """The job may start, or start anew, with fewer nodes than it is made for."""
         replicas, runtime = self._link.config.replicas, self._runtime
         if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
-            rank, world_size = dist.get_rank(), dist.get_world_size()
-            self.recovery.enter_world(runtime.rank, WorldRank(rank), world_size, replicas)
+            self.recovery.enter_world(runtime.rank, WorldRank(dist.get_rank()), dist.get_world_size(), replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
         plan = None if self._link.inside else self._link.await_order()
@@ -390,6 +391,7 @@ class Session:
         self._strays.report()
         self._behind.committed(step)
         self.recovery.replicas.committed()
+        self._looks.committed()
         if self.recovery.shows_steps and not self._behind.owes:
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         elif not self.recovery.shows_steps:
