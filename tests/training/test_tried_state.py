@@ -139,7 +139,7 @@ class Raising(Kept):
 def looks_of(state: TrainState, *, joins: bool = False) -> tuple[EarlyLooks, list[str]]:
     told: list[str] = []
     refusals = Refusals(lambda *, no_rebuild, no_newcomer: told.append(no_rebuild), tells=True)
-    return EarlyLooks(refusals, state._recovery, joins=joins), told
+    return EarlyLooks(refusals, state._recovery, lambda: None, joins=joins), told
 
 
 def test_it_is_tried_once_and_told_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +165,7 @@ def test_what_fails_in_it_is_no_matter(caplog: pytest.LogCaptureFixture) -> None
     caplog.set_level(logging.INFO)
     looks.committed()
     assert not told
-    assert "could not be tried out" in caplog.text
+    assert "could not be looked at" in caplog.text
 
 
 def test_a_rate_of_numpy_comes_through_a_recovery() -> None:

@@ -67,6 +67,7 @@ class StateRecovery(CommittedSteps):
         replicas: which replica set this rank belongs to.
         saved: the newest checkpoint of the present training function.
         inexact: what the newest recovery could not put back exactly.
+        interruptions: how many steps were let go of.
         on_saved: called when there is another.
     """
 
@@ -85,6 +86,7 @@ class StateRecovery(CommittedSteps):
         self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
         self.shares = Shares(seeds)
+        self.interruptions = 0
         self.committing = self._restoring = self._adopting = self.by_trainer = False
         self._commit_of_script = commit
         self.losses = Losses()
@@ -301,8 +303,14 @@ class StateRecovery(CommittedSteps):
         """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
         for parameter in self.parts.parameters():
             parameter.grad = None
+        self.interruptions += 1
         self._pending.forget()
         self._hooks.train_on()
+
+    def watch_evaluations(self, call: Callable[[], None] | None) -> None:
+        """Call it whenever a model was evaluated, or work was done behind a commit; None: no more."""
+        self._hooks.watch_evaluations(call)
+        self.afterwards.on_done = call
 
     def return_to(self, step: int, lent: bytes = b"", *, own: bool = False) -> str:
         """Put random numbers and data position of `step` back; return what is not exact, or "".

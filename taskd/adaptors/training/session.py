@@ -222,7 +222,7 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
-        self._looks = EarlyLooks(runtime.refusals, recovery, joins=runtime.link.joins)
+        self._looks = EarlyLooks(runtime.refusals, recovery, self.watch_commit, joins=runtime.link.joins)
         self.backups = Backups(recovery, self._link, runtime.refusals)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
@@ -392,7 +392,7 @@ class Session:
         self._behind.committed(step)
         self.recovery.replicas.committed()
         self._looks.committed()
-        if self.recovery.shows_steps and not self._behind.owes:
+        if self.recovery.shows_steps and not (self._behind.owes or self._looks.owe):
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         elif not self.recovery.shows_steps:
             self._runtime.recorder.step(step)

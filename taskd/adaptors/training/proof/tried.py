@@ -84,7 +84,7 @@ def unloadable(parts: Parts) -> list[Matter]:
     end_s = time.monotonic() + _LIMIT_S
     found: list[Matter] = []
     try:
-        for name, part, state in _states(parts):
+        for name, part, state in states_of(parts):
             what = f"the {type(part).__name__} {name!r} of the TrainState made at {parts.made_at}"
             named: dict[str, str] = {}
             for path, reason in _bad(state, end_s):
@@ -101,7 +101,7 @@ def _matter(what: str, path: str, reason: str) -> Matter:
     return Matter(f"{what} has {reason} {where}, which cannot be loaded after a fault", _REMEDY, no_rebuild=True)
 
 
-def _states(parts: Parts) -> Iterator[tuple[str, Any, Any]]:
+def states_of(parts: Parts) -> Iterator[tuple[str, Any, Any]]:
     """Each part with its name and what is put down of it."""
     sharded = imported("torch.distributed.fsdp", "FullyShardedDataParallel")
     for name, part in parts.replicated.items():
