@@ -1,10 +1,11 @@
 """The encoding keeps types and bits, and never builds what it was not told to."""
 
 import pickle
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -25,6 +26,9 @@ VALUES: list[Any] = [
     {0: "a", "b": (1.5, None), (1, 2): []},
     OrderedDict([("z", 1), ("a", 2)]),
     Counter({3: 1}),
+    deque([1, 2.5], maxlen=2),
+    defaultdict(float, {"a": 1.5}),
+    defaultdict(None, {1: []}),
     {"betas": (0.9, 0.999), "params": [0, 1]},
 ]
 
@@ -50,6 +54,43 @@ def test_tensors_keep_their_bits(dtype: torch.dtype, shape: tuple[int, ...]) -> 
 def test_a_strided_tensor_is_sent_by_its_values() -> None:
     value = torch.arange(6.0).reshape(2, 3).T
     assert torch.equal(tree.unpack(tree.pack(value)), value)
+
+
+NUMBERS: list[Any] = [
+    np.float64(0.1),
+    np.float32(-3),
+    np.bool_(True),
+    np.int64(-4),
+    np.uint8(7),
+    np.complex64(1 + 2j),
+    np.longdouble("1.1"),
+    np.datetime64("2026-11-28"),
+    np.arange(6).reshape(2, 3),
+    np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    np.zeros((0, 3), dtype=np.float16),
+    np.array(3.5),
+]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=repr)
+def test_numbers_of_numpy_keep_dtype_and_bytes(value: Any) -> None:
+    back = tree.unpack(tree.pack({"best": [value]}))["best"][0]
+    assert type(back) is type(value)
+    assert (back.dtype, back.shape, back.tobytes()) == (value.dtype, value.shape, value.tobytes())
+
+
+def test_what_came_can_be_written_to() -> None:
+    back = tree.unpack(tree.pack(np.zeros(3)))
+    back += 1
+    assert back.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "body", [["O", None, b"12345678"], ["<f8", None, b"123"], ["<f8", [3], b""], ["?!", None, b""]]
+)
+def test_numbers_of_numpy_that_are_none_are_refused(body: list[Any]) -> None:
+    with pytest.raises(RestoreError):
+        tree.unpack(msgspec.msgpack.encode(["n", body]))
 
 
 class Mischief:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from taskd.adaptors.training.digests import digest
+from taskd.adaptors.training.script.generators import state_of_generator
 
 _DEPTH: Final = 6
 _MOST_BYTES: Final = 1 << 28
@@ -48,7 +49,7 @@ class Fingerprint:
         self._left -= 1
         if depth < 0 or self._left < 0 or id(value) in self._own:
             raise _UnreadableError
-        numbers = _numbers_of(value)
+        numbers = state_of_generator(value)
         if isinstance(value, bool | int | float | complex | str | bytes | type(None) | range | slice):
             self._add(type(value).__name__, repr(value))
         elif numbers is not None:
@@ -143,20 +144,6 @@ def _short(text: str) -> str:
 
 def _order(key: Any) -> str:
     return f"{type(key).__name__}:{key!r}" if isinstance(key, str | int | float | bool | tuple) else str(key)
-
-
-def _numbers_of(value: Any) -> str | None:
-    """The state of a generator of random numbers."""
-    if isinstance(value, torch.Generator):
-        return digest([value.get_state()])
-    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return repr(value.getstate())
-    numpy: Any = sys.modules.get("numpy.random")
-    if numpy is not None and isinstance(value, numpy.Generator):
-        return repr(value.bit_generator.state)
-    if numpy is not None and isinstance(value, numpy.RandomState):
-        return repr([value.get_state()[1].tobytes(), value.get_state()[2:]])
-    return None
 
 
 def _of_optimizer(optimizer: torch.optim.Optimizer) -> list[Any]:

@@ -108,6 +108,11 @@ class StepHooks:
         for index in range(0, len(self.counts), 2):
             self.counts[index] = self.counts[index + 1]
 
+    def watch_evaluations(self, call: Callable[[], None] | None) -> None:
+        """Call it after each pass that does not train; None: no more."""
+        for mode in self._modes:
+            mode.on_evaluation = call
+
     def train_on(self) -> None:
         """Leave an evaluation that was interrupted."""
         for mode in self._modes:

@@ -67,6 +67,7 @@ class StateRecovery(CommittedSteps):
         replicas: which replica set this rank belongs to.
         saved: the newest checkpoint of the present training function.
         inexact: what the newest recovery could not put back exactly.
+        interruptions: how many steps were let go of.
         on_saved: called when there is another.
     """
 
@@ -85,6 +86,7 @@ class StateRecovery(CommittedSteps):
         self.inexact = ""
         self.on_saved: Callable[[], None] = lambda: None
         self.shares = Shares(seeds)
+        self.interruptions = 0
         self.committing = self._restoring = self._adopting = self.by_trainer = False
         self._commit_of_script = commit
         self.losses = Losses()
@@ -299,34 +301,33 @@ class StateRecovery(CommittedSteps):
 
     def why_not_again(self) -> str:
         """Why the present step, whose first optimizer is about to step, cannot be done again; "" if it can."""
-        if any(self._hooks.stepped):
-            return "another optimizer has stepped already"
-        if self._empty or self._restoring or self.failures.stepped or not self._can_be_done_again():
-            return "what the step has changed so far cannot be put back"
-        return ""
+        changed = any(self._hooks.stepped) or self._empty or self._restoring or self.failures.stepped
+        return "the step has changed what cannot be put back" if changed or not self._can_be_done_again() else ""
 
     def withdraw_step(self) -> None:
         """The optimizer's step that has begun is refused, before it has changed anything."""
         self._hooks.withdraw()
 
     def redo(self) -> None:
-        """Put all back to the last commit, as a recovery does in a process that it keeps.
-
-        Raises:
-            RestoreError: random numbers or positions cannot be put back.
-        """
+        """Put all back to the last commit, as a recovery does in a process that it keeps. Raises `RestoreError`."""
         self.in_flight.drop_step()
         self.rollback()
         self.in_flight.complete()
-        self.drop_step()
+        self.drop_step(on_purpose=True)
         self.return_to(self.step)
 
-    def drop_step(self) -> None:
+    def drop_step(self, *, on_purpose: bool = False) -> None:
         """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
+        self.interruptions += not on_purpose
         for parameter in self.parts.parameters():
             parameter.grad = None
         self._pending.forget()
         self._hooks.train_on()
+
+    def watch_evaluations(self, call: Callable[[], None] | None) -> None:
+        """Call it whenever a model was evaluated, or work was done behind a commit; None: no more."""
+        self._hooks.watch_evaluations(call)
+        self.afterwards.on_done = call
 
     def return_to(self, step: int, lent: bytes = b"", *, own: bool = False) -> str:
         """Put random numbers and data position of `step` back; return what is not exact, or "".

@@ -27,6 +27,7 @@ from taskd.adaptors.training import failures
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
+from taskd.adaptors.training.proof.looks import EarlyLooks
 from taskd.adaptors.training.proof.self_check import SelfCheckRun
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
@@ -37,6 +38,7 @@ from taskd.adaptors.training.script.outside import tell_outside
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.tripwire import Interrupted
 from taskd.core.diagnosis.faults import FaultKind
+from taskd.core.policy import SelfCheck
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError
 from taskd.runtime.box.recorder import BoxPhase
 from taskd.runtime.worker import stacks, worker
@@ -87,6 +89,8 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
+        checks = runtime.link.config.self_check is not SelfCheck.OFF and not runtime.link.joins
+        self._looks = EarlyLooks(runtime.refusals, recovery, self.watch_commit, looks=checks)
         self.backups = Backups(recovery, self._link, runtime.refusals)
         self._check = SelfCheckRun(runtime, recovery)
         self.inside = False
@@ -136,8 +140,7 @@ class Session:
         """The job may start, or start anew, with fewer nodes than it is made for."""
         replicas, runtime = self._link.config.replicas, self._runtime
         if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
-            rank, world_size = dist.get_rank(), dist.get_world_size()
-            self.recovery.enter_world(runtime.rank, WorldRank(rank), world_size, replicas)
+            self.recovery.enter_world(runtime.rank, WorldRank(dist.get_rank()), dist.get_world_size(), replicas)
 
     def _go_on(self, function: Callable[[], R]) -> R:
         plan = None if self._link.inside else self._link.await_order()
@@ -260,7 +263,8 @@ class Session:
         self._behind.committed(step)
         self._check.committed()
         self.recovery.replicas.committed()
-        if self.recovery.shows_steps and not self._behind.owes and not self._check.runs:
+        self._looks.committed()
+        if self.recovery.shows_steps and not (self._behind.owes or self._check.runs or self._looks.owe):
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         elif not self.recovery.shows_steps:
             self._runtime.recorder.step(step)

@@ -6,13 +6,17 @@ Rules:
    `torch.load(weights_only=True)`, which builds only tensors, containers and allow-listed types.
 2. Types survive: tuples stay tuples, integer keys stay integers, floats keep every bit.
 3. A tensor that stands in the tree twice (tied weights) is sent once.
+4. numpy's numbers and arrays of numbers keep their dtype and bytes. numpy is never imported for a process without any.
 """
 
 import ctypes
+import importlib
 import io
-from collections import OrderedDict
+import pickle
+import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -21,7 +25,11 @@ from taskd.errors import RestoreError
 
 TakeTensor = Callable[[torch.Tensor], Any]
 GiveTensor = Callable[[Any, Any], torch.Tensor]
+_FACTORIES: Final = (None, int, float, list, dict, set, str, bool)
+"""What a `defaultdict` that is sent may begin its values with: they are known by their places here."""
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
+_NUMPY_KINDS: Final = frozenset("biufcmM")
+"""numpy's own letters for numbers, booleans and times: of these dtype and bytes are the whole value."""
 _copied = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -42,7 +50,24 @@ def fold(value: Any, take: TakeTensor) -> Any:
     if type(value) in (dict, OrderedDict):
         kind = "d" if type(value) is dict else "o"
         return [kind, [[fold(key, take), fold(item, take)] for key, item in value.items()]]
-    return ["p", _save(value)]
+    return _fold_rare(value, take)
+
+
+def _fold_rare(value: Any, take: TakeTensor) -> list[Any]:
+    if type(value) is deque:
+        return ["q", [value.maxlen, [fold(item, take) for item in value]]]
+    if type(value) is defaultdict and value.default_factory in _FACTORIES:
+        pairs = [[fold(key, take), fold(item, take)] for key, item in value.items()]
+        return ["f", [_FACTORIES.index(value.default_factory), pairs]]
+    if is_numpy(value):
+        return ["n", [value.dtype.str, list(value.shape) if _is_array(value) else None, value.tobytes()]]
+    return ["p", save(value)]
+
+
+def is_container(value: Any) -> bool:
+    """Whether `fold` goes into a value, and asks for no pickle of it."""
+    by_type = type(value) in (list, tuple, dict, OrderedDict, deque)
+    return by_type or (type(value) is defaultdict and value.default_factory in _FACTORIES)
 
 
 def unfold(value: Any, give: GiveTensor, mine: Any = None) -> Any:
@@ -56,13 +81,32 @@ def unfold(value: Any, give: GiveTensor, mine: Any = None) -> Any:
         own = mine if isinstance(mine, list | tuple) and len(mine) == len(body) else [None] * len(body)
         items = [unfold(item, give, its) for item, its in zip(body, own, strict=True)]
         return items if kind == "l" else tuple(items)
-    if kind in ("d", "o"):
+    if kind == "q":
+        return deque((unfold(item, give) for item in body[1]), body[0])
+    if kind in ("d", "o", "f"):
         made: dict[Any, Any] = {} if kind == "d" else OrderedDict()
+        if kind == "f":
+            made, body = defaultdict(_FACTORIES[body[0]]), body[1]
         for folded_key, item in body:
             key = unfold(folded_key, give)
             made[key] = unfold(item, give, mine.get(key) if isinstance(mine, dict) else None)
         return made
-    return _load(body)
+    return _numpy_again(*body) if kind == "n" else load(body)
+
+
+def is_numpy(value: Any) -> bool:
+    """Whether a value is a number or an array of numbers of numpy's own types."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "generic"):  # it is being imported
+        return False
+    if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
+        return False
+    dtype = value.dtype
+    return dtype.kind in _NUMPY_KINDS and bool(numpy.dtype(dtype.str) == dtype)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value) is getattr(sys.modules["numpy"], "ndarray", None)
 
 
 def pack(value: Any) -> bytes:
@@ -78,7 +122,7 @@ def unpack(data: bytes) -> Any:
     """
     try:
         return unfold(msgspec.msgpack.decode(data), _outline)
-    except (msgspec.DecodeError, TypeError, ValueError, AttributeError) as error:
+    except (msgspec.DecodeError, TypeError, ValueError, AttributeError, LookupError) as error:
         raise RestoreError(
             f"a position of {len(data)} bytes cannot be read: {error}; it was written by another taskd"
         ) from error
@@ -129,13 +173,33 @@ def _outline(body: Any, own: Any) -> torch.Tensor:
     return made
 
 
-def _save(value: Any) -> bytes:
+def _numpy_again(name: str, shape: list[int] | None, data: bytes) -> Any:
+    try:
+        numpy = importlib.import_module("numpy")
+    except ImportError as error:
+        raise RestoreError(
+            f"a part of the state has numbers of numpy, which cannot be imported here: {error}; install it on all nodes"
+        ) from error
+    dtype = numpy.dtype(name)
+    if dtype.kind not in _NUMPY_KINDS:
+        raise RestoreError(f"a part of the state names the numpy type {name!r}, expected one of numbers")
+    values = numpy.frombuffer(bytearray(data), dtype=dtype).reshape(() if shape is None else shape)
+    return values[()] if shape is None else values
+
+
+def save(value: Any, pickle_module: Any = pickle) -> bytes:
+    """Return `value` as `torch.save` writes it."""
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    torch.save(value, buffer, pickle_module=pickle_module)
     return buffer.getvalue()
 
 
-def _load(data: bytes) -> Any:
+def load(data: bytes) -> Any:
+    """Return what `save` wrote, if it is made of tensors, containers and allow-listed types alone.
+
+    Raises:
+        RestoreError: it is not.
+    """
     try:
         return torch.load(io.BytesIO(data), weights_only=True)
     except Exception as error:  # torch.load raises several unrelated kinds here, pickle's among them

@@ -19,6 +19,7 @@ class Epochs:
         now: the epoch, from 0.
         used: whether the script has asked for its epochs.
         ended: called when a loop over a loader has ended within the loop over epochs.
+        again: called when another epoch than the first, or another pass over the data, begins.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class Epochs:
         self.used = False
         self._loops = 0
         self.ended: Callable[[], None] = _nothing
+        self.again: Callable[[], None] = _nothing
 
     @property
     def loop(self) -> int:
@@ -46,6 +48,7 @@ class Epochs:
             while self.now < total:
                 yield self.now
                 self.now += 1
+                self.again()
         finally:
             self._loops -= 1
 

@@ -183,6 +183,8 @@ class LoaderPlace:
 
     def _begin(self, batches: "Batches", begun: Pass) -> Steps:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
+        if begun.number > 0:
+            self._epochs.again()
         return batches.enter(begun)
 
     def _see_skipping(self, handed: int) -> None:

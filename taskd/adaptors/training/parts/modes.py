@@ -9,6 +9,8 @@ Rules:
 4. Gradients that it has disabled otherwise than by `with` are enabled again, too.
 """
 
+from collections.abc import Callable
+
 import torch
 
 
@@ -18,6 +20,8 @@ class Mode:
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
         self._flags: list[tuple[torch.nn.Module, bool]] = []
+        self.on_evaluation: Callable[[], None] | None = None
+        """Called after a pass that does not train."""
         self.trains_on = memoryview(bytearray(8)).cast("q")
         """One number, for the core too: not 0 while the module trains, as was put down, and does nothing else."""
 
@@ -29,6 +33,8 @@ class Mode:
     def evaluates(self) -> None:
         """A pass was run that does not train."""
         self.trains_on[0] = 0
+        if self.on_evaluation is not None:
+            self.on_evaluation()
         if not self._module.training and torch.is_grad_enabled():
             self._flags = []
 

@@ -10,6 +10,8 @@ Rules:
    a peer's. What is filled once is a cache, and no news.
 4. What changes between a commit and the next forward pass stays as it is, and is told: whether the script does that
    again after a recovery is not known.
+5. A module that fills several attributes when it is first asked, one of which cannot be sent (a function, a large
+   table), fills all of them again in a new process: none of those is sent.
 """
 
 import logging
@@ -46,6 +48,7 @@ class _Print(bytes):
 
 _Look = dict[_Key, bytes]
 _ABSENT: Final = b""
+_UNFILLED: Final = (_ABSENT, tree.pack(None))
 
 
 class Plain:
@@ -62,6 +65,8 @@ class Plain:
         self._modules: dict[str, torch.nn.Module] = {}
         self._left_out: frozenset[int] = frozenset()
         self._made: _Look | None = None
+        self._unlike: frozenset[_Key] = frozenset()
+        """Those that were there as the function was entered, of kinds that are not looked at."""
         self._committed: _Look = {}
         self._saved: _Look = {}
         self._between: dict[_Key, int] = {}
@@ -81,6 +86,7 @@ class Plain:
         told = filter(None, map(own_state, self._parts.values()))
         self._passed_over = self._passed_over.union(*(own.attributes for own in told))
         self._made = self._committed = self._all()
+        self._unlike = frozenset(key for key in self._keys() if key not in self._made)
         self._steps_left = _STEPS
 
     @property
@@ -113,8 +119,10 @@ class Plain:
 
     def put_back(self) -> None:
         """Make them what they were before the forward pass."""
-        for key, was in self._saved.items():
-            if not isinstance(was, _Print) and self._now(key) != was:
+        moved = {key: was for key, was in self._saved.items() if self._now(key) != was}
+        filled = self._filled_together(self._made or {}, self._all()) if moved else set()
+        for key, was in moved.items():
+            if not isinstance(was, _Print) and key not in filled:
                 self._put(key, was)
         self._saved = {}
 
@@ -137,10 +145,11 @@ class Plain:
         if self._made is None:
             return []
         made, now = self._made, self._all()
+        together = self._filled_together(made, now)
         return [
             (*key, made.get(key, _ABSENT), now[key])
             for key in _differ(made, now)
-            if key in now and not isinstance(now[key], _Print)
+            if key in now and not isinstance(now[key], _Print) and key not in together
         ]
 
     def put(self, given: Sequence[Sent]) -> None:
@@ -165,10 +174,25 @@ class Plain:
     def _undo(self, kept: Set[_Key]) -> None:
         """Make those what they were as the function was entered that have changed here alone."""
         made, now = self._made or {}, self._all()
+        kept = kept | self._filled_together(made, now)
         for key in set(_differ(made, now)) - kept if made else ():
             was = made.get(key, _ABSENT)
             if not isinstance(was, _Print) and not isinstance(now.get(key), _Print):
                 self._put(key, was)
+
+    def _filled_together(self, made: _Look, now: _Look) -> set[_Key]:
+        """Attributes that were filled since, in modules that have filled one that cannot be sent."""
+        filled = [key for key in self._keys() if key not in self._unlike and made.get(key, _ABSENT) in _UNFILLED]
+        modules = {key[0] for key in filled if isinstance(now.get(key, _Print()), _Print)}
+        return {key for key in filled if key[0] in modules}
+
+    def _keys(self) -> list[_Key]:
+        return [
+            (path, name)
+            for path, module in self._modules.items()
+            for name in vars(module)
+            if name not in self._passed_over
+        ]
 
     def _all(self) -> _Look:
         return {
@@ -201,7 +225,7 @@ class Plain:
 
     def _is_saved(self, key: _Key, count: int) -> bool:
         """It can be, and is no cache that was filled."""
-        filled = count == 1 and (self._made or {}).get(key, _ABSENT) in (_ABSENT, tree.pack(None))
+        filled = count == 1 and (self._made or {}).get(key, _ABSENT) in _UNFILLED
         return not filled and not isinstance(self._committed.get(key), _Print)
 
     def _tell(self) -> None:
@@ -281,7 +305,9 @@ def _is_small(value: Any) -> bool:
                 return False
             count += one.numel()
         elif type(one) not in _SCALARS:
-            return False
+            if not tree.is_numpy(one):
+                return False
+            count += one.size
     return count <= _LARGEST
 
 

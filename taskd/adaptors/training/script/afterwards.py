@@ -30,6 +30,8 @@ class Afterwards:
         self._works: list[tuple[Work, int]] = []
         self.any = False
         """Whether there is any."""
+        self.on_done: Callable[[], None] | None = None
+        """Called when work was done."""
 
     def add(self, work: Work, every: int) -> None:
         """To be done after every so many commits."""
@@ -50,3 +52,5 @@ class Afterwards:
                 finally:
                     for module, mode in modes:
                         module.training = mode
+                if self.on_done is not None:
+                    self.on_done()

@@ -37,8 +37,8 @@ def tell_outside(function: Any, parts: Mapping[str, Any], *, tells: bool = True)
     """Warn once of each of the two kinds, if this process `tells`; `parts` are those of the state."""
     sets: dict[str, str] = {}
     goes_on: dict[str, str] = {}
-    kept = _kept(parts)
-    found = list(_outside(function)) if tells else []
+    kept = drawn_from(parts)
+    found = list(used_outside(function)) if tells else []
     kept.update(id(value) for _, _, then, value in found if then in _SEEDS)
     for name, line, then, value in found:
         is_set = then is _SET
@@ -67,11 +67,19 @@ def _named(found: dict[str, str]) -> str:
     return f"{name!r} ({line})" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
-def _outside(function: Any) -> Iterator[tuple[str, str, object, Any]]:
-    """Each use of a variable that was there before: its name, `file:line`, what follows, and what it is.
+def used_outside(function: Any) -> Iterator[tuple[str, str, object, Any]]:
+    """Yield each use of a variable that was there before: its name, `file:line`, what follows, and what it is.
 
     What follows is the name that is looked up in it, if one is, or `_SET`.
     """
+    for one in functions_of(function):
+        for code, instruction, line, then, value in _uses(one):
+            kind = _SET if instruction.opname in _SETS else then
+            yield instruction.argval, f"{code.co_filename}:{line}", kind, value
+
+
+def functions_of(function: Any) -> Iterator[FunctionType]:
+    """Yield a function, without what is around it, and those of the script that it and these name."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -79,17 +87,20 @@ def _outside(function: Any) -> Iterator[tuple[str, str, object, Any]]:
     seen: set[FunctionType] = set()
     while left and len(seen) < _MOST:
         one = left.pop(0)
-        if not isinstance(one, FunctionType) or one in seen or not is_users(one.__code__.co_filename):
-            continue
-        seen.add(one)
-        around = dict(zip(one.__code__.co_freevars, map(_content, one.__closure__ or ()), strict=True))
-        for code in _codes(one.__code__):
-            for instruction, line, then in _instructions(code):
-                name, of_function = instruction.argval, "DEREF" in instruction.opname
-                if instruction.opname in (*_SETS, *_GETS) and (not of_function or name in around):
-                    value = (around if of_function else one.__globals__).get(name)
-                    yield name, f"{code.co_filename}:{line}", _SET if instruction.opname in _SETS else then, value
-                    left.append(value)
+        if isinstance(one, FunctionType) and one not in seen and is_users(one.__code__.co_filename):
+            seen.add(one)
+            left += [value for *_, value in _uses(one) if isinstance(value, FunctionType)]
+            yield one
+
+
+def _uses(function: FunctionType) -> Iterator[tuple[CodeType, dis.Instruction, int, object, Any]]:
+    """Yield each instruction of a function that gets or sets a variable of outside, and what that is."""
+    around = dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
+    for code in _codes(function.__code__):
+        for instruction, line, then in _instructions(code):
+            name, of_function = instruction.argval, "DEREF" in instruction.opname
+            if instruction.opname in (*_SETS, *_GETS) and (not of_function or name in around):
+                yield code, instruction, line, then, (around if of_function else function.__globals__).get(name)
 
 
 def _content(cell: Any) -> Any:
@@ -115,7 +126,7 @@ def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, int, object
         yield instruction, line, then.argval
 
 
-def _kept(parts: Mapping[str, Any]) -> set[int]:
+def drawn_from(parts: Mapping[str, Any]) -> set[int]:
     """The parts, and what loaders among them draw from."""
     loaders = [part for part in parts.values() if isinstance(part, DataLoader)]
     samplers = [

@@ -1,0 +1,159 @@
+"""What is looked at behind early commits: whether the state can be loaded, and what is outside of it.
+
+Rules:
+
+1. It looks if the job checks itself (TASKD_SELF_CHECK), in a process that begins with the job. A newcomer's predecessor has looked at the same places.
+2. There are four walks: behind two early commits, behind the first evaluation or a later commit if none has come by
+   then, and behind the first commit of the second pass over the data.
+3. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
+"""
+
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
+
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.proof.optimizer_states import differing
+from taskd.adaptors.training.proof.outside_state import Judge
+from taskd.adaptors.training.proof.roots import Entered, Held, roots_of, weights_of
+from taskd.adaptors.training.proof.tried import unloadable
+from taskd.adaptors.training.proof.walk import Seen, Walk
+from taskd.adaptors.training.recovery import StateRecovery
+
+_log = logging.getLogger(__name__)
+_EARLY: Final = (2, 4)
+"""Commits of this process behind which it walks."""
+_LATEST: Final = 12
+"""And this one, if there was no evaluation before."""
+_MOST: Final = 4
+_LIMIT_S: Final = 1.0
+_numbers: Final = itertools.count()
+
+
+def allows_inexact() -> bool:
+    """Whether the user wants to go on in place all the same (TASKD_INEXACT=allow)."""
+    return False
+
+
+class EarlyLooks:
+    """Those of one training function.
+
+    Args:
+        refusals: those of the process.
+        recovery: of its state.
+        look_again: has `committed` called at the next commit.
+        looks: whether it is to look at all.
+    """
+
+    def __init__(
+        self, refusals: Refusals, recovery: StateRecovery, look_again: Callable[[], None], *, looks: bool
+    ) -> None:
+        self._refusals, self._recovery, self._look_again = refusals, recovery, look_again
+        self._number = next(_numbers)
+        self._interruptions = recovery.interruptions
+        self._commits = self._walks = 0
+        self._over = not looks
+        self._evaluated = self._due = False
+        self._seen: dict[str, Seen] = {}
+        self._weights: frozenset[bytes] = frozenset()
+        self._told: set[str] = set()
+        if looks:
+            recovery.watch_evaluations(self._on_evaluated)
+            recovery.parts.epochs.again = self._on_second_pass
+
+    @property
+    def owe(self) -> bool:
+        """Whether the next commit is wanted, too."""
+        return not self._over and self._commits < _LATEST
+
+    def committed(self) -> None:
+        """A step is committed."""
+        if self._over or self._recovery.interruptions != self._interruptions:
+            self._end()
+            return
+        self._commits += 1
+        try:
+            self._look(sys._getframe(1))
+        except Exception:  # noqa: BLE001 - no job ends by being looked at
+            _log.info("the first steps could not be looked at", exc_info=True)
+            self._end()
+
+    # Inside.
+
+    def _end(self) -> None:
+        if not self._over:
+            self._over, self._seen = True, {}
+            self._recovery.watch_evaluations(None)
+            self._recovery.parts.epochs.again = _nothing
+
+    def _look(self, frame: FrameType) -> None:
+        if self._commits == 1:
+            self._refusals.add(*unloadable(self._recovery.parts))
+        late = self._commits == _LATEST and not self._evaluated
+        if self._commits in _EARLY or late or self._due:
+            self._due = False
+            self._walk(frame)
+        if self._commits <= _LATEST:
+            self._weights |= weights_of(self._recovery.parts)
+        if self._walks >= _MOST:
+            self._end()
+
+    def _walk(self, frame: FrameType) -> None:
+        begun_s = time.monotonic()
+        parts = self._recovery.parts
+        entered, held = Entered(frame), Held(parts)
+        walk = Walk(held.ids, held.storages)
+        walk.run(roots_of(entered, parts), _LIMIT_S)
+        self._walks += 1
+        if self._seen:
+            found = Judge(entered, held, self._weights).compare(self._seen, walk.seen)
+            self._tell([one.matter(entered.line) for one in found])
+        self._seen = walk.seen
+        if self._walks == 2:
+            self._tell([_of_optimizer(name, parts.made_at) for name in differing(parts, str(self._number))])
+        took_ms = 1e3 * (time.monotonic() - begun_s)
+        _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
+
+    def _tell(self, found: list[Matter]) -> None:
+        new = [matter for matter in found if matter.text not in self._told]
+        self._told.update(matter.text for matter in new)
+        if allows_inexact():
+            for matter in new:
+                _log.warning("%s: it is not exact after a fault. %s", matter.text, matter.remedy)
+        else:
+            self._refusals.add(*new)
+
+    def _on_evaluated(self) -> None:
+        if self._commits >= _EARLY[-1]:
+            self._recovery.watch_evaluations(None)
+            self._evaluated = True
+            self._arm()
+
+    def _on_second_pass(self) -> None:
+        if self._commits:
+            self._recovery.parts.epochs.again = _nothing
+            self._arm()
+
+    def _arm(self) -> None:
+        if not self._over:
+            self._due = True
+            try:
+                self._weights |= weights_of(self._recovery.parts)
+            except RuntimeError as error:
+                _log.debug("the weights could not be looked at: %s", error)
+            self._look_again()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _of_optimizer(name: str, made_at: str) -> Matter:
+    text = f"the optimizer {name!r} of the TrainState made at {made_at} has another state on each rank"
+    remedy = "A new process would get a peer's. Let each rank keep the state of all parameters."
+    return Matter(text, remedy, no_rebuild=True)

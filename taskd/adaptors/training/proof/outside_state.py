@@ -1,0 +1,159 @@
+"""State outside the state: what changed between two walks, comes back to the training, and the state does not have.
+
+Rules:
+
+1. Tensors count if they look like weights: several of one owner, with the shapes of parameters that are trained. No
+   finding is a copy of weights as they were at a commit, or what is made anew (another object at the same path).
+2. Numbers and generators count only where the script's text shows that the training comes back to them (`influence`).
+3. What a part of the state leaves out of its `state_dict()` is outside, too.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.proof.influence import (
+    ClassText,
+    Influence,
+    ScriptFunction,
+    carried_at,
+    first_line,
+    follows_step,
+    is_read,
+    is_seeded,
+    mixed_at,
+)
+from taskd.adaptors.training.proof.roots import Entered, Held, variables_of
+from taskd.adaptors.training.proof.walk import Seen, SeenKind, is_scripts
+from taskd.adaptors.training.script.outside import functions_of
+
+_REMEDY: Final = (
+    "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict(); or make it from "
+    "state.step. Until then nothing goes on in place, unless TASKD_INEXACT=allow."
+)
+_MOST_NAMED: Final = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something outside the state: its path, how many more of its owner there are, and `file:line` ("" if unknown)."""
+
+    path: str
+    more: int
+    line: str
+
+    def matter(self, function_line: str) -> Matter:
+        """Return what is told and refused."""
+        more = f" (and {self.more} more of it)" if self.more else ""
+        where = f"({self.line})" if self.line else f"(the training function: {function_line})"
+        text = f"{self.path}{more} is changed by the training {where}, and the TrainState does not have it"
+        return Matter(text, _REMEDY, no_rebuild=True)
+
+
+class Judge:
+    """Compares two walks.
+
+    Args:
+        entered: the training function as it is running now.
+        held: what the state has now.
+        known: samples of the weights at moments before.
+    """
+
+    def __init__(self, entered: Entered, held: Held, known: frozenset[bytes]) -> None:
+        self._held, self._known = held, known
+        functions = [ScriptFunction(frame.f_code, _names(frame)) for frame in entered.frames]
+        functions += [ScriptFunction(one.__code__, dict(one.__globals__)) for one in functions_of(entered.function)]
+        self._functions = functions
+        self._texts = [("", one.file, one.tree) for one in functions if one.tree is not None]
+        self._influence: Influence | None = None
+
+    def compare(self, before: Mapping[str, Seen], now: Mapping[str, Seen]) -> list[Finding]:
+        """Return what is outside the state."""
+        changed = {
+            path: one
+            for path, one in now.items()
+            if path in before and before[path].mark != one.mark and _is_same(before[path], one)
+        }
+        found = self._weights({path: one for path, one in changed.items() if one.kind is SeenKind.TENSOR})
+        for path, one in changed.items():
+            if one.kind is SeenKind.GENERATOR and one.seed == before[path].seed:
+                found += self._generator(path, one)
+            elif one.kind is SeenKind.NUMBER:
+                found += self._number(path, one)
+        return found[:_MOST_NAMED]
+
+    # Inside.
+
+    @property
+    def influence(self) -> Influence:
+        """What flows into the training; read when it is first asked for."""
+        if self._influence is None:
+            self._influence = Influence(self._functions, self._held.ids)
+        return self._influence
+
+    def _weights(self, changed: Mapping[str, Seen]) -> list[Finding]:
+        owners: dict[str, list[str]] = {}
+        copies = self._held.samples | self._known
+        for path, one in changed.items():
+            if one.shape in self._held.shapes and one.mark not in copies:
+                owners.setdefault(one.owner, []).append(path)
+        found = []
+        for paths in owners.values():
+            first = changed[paths[0]]
+            matrix = any(len(changed[path].shape) > 1 for path in paths)
+            alike = len({changed[path].shape for path in paths}) > 1 or len(self._held.shapes) == 1
+            line = mixed_at(first.name, self._of(first)) if is_scripts(first.owned_by) or first.owned_by is dict else ""
+            by_library = issubclass(first.owned_by, torch.nn.Module | torch.optim.Optimizer) or not self._readable(
+                first
+            )
+            if matrix and alike and (line or by_library):
+                found.append(Finding(paths[0], len(paths) - 1, line))
+        return found
+
+    def _generator(self, path: str, one: Seen) -> list[Finding]:
+        texts = self._of(one)
+        reaches = one.of_data or self.influence.reaches(one.owner) or self.influence.takes(path)
+        return [Finding(path, 0, _named_at(one.name, texts))] if reaches and not is_seeded(one.name, texts) else []
+
+    def _number(self, path: str, one: Seen) -> list[Finding]:
+        texts = self._of(one)
+        line = carried_at(one.name, texts)
+        if not line or follows_step(one.name, texts):
+            return []
+        own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
+        methods = [text[0] for text in own if text[0] and is_read(one.name, [text])]
+        if self.influence.takes(path):
+            return [Finding(path, 0, line)]
+        reaches = one.of_data or self.influence.reaches(one.owner, methods)
+        return [Finding(path, 0, line)] if reaches and (methods or not own) else []
+
+    def _of(self, one: Seen) -> list[tuple[str, str, Any]]:
+        """The texts that may change or read it: those of its class, and the functions that are running."""
+        own = ClassText(one.owned_by).methods if is_scripts(one.owned_by) else []
+        return [*own, *self._texts]
+
+    def _readable(self, one: Seen) -> bool:
+        return is_scripts(one.owned_by) or one.owned_by in (dict, type(None))
+
+
+def _names(frame: Any) -> dict[str, Any]:
+    return {**frame.f_globals, **variables_of(frame)}
+
+
+def _is_same(before: Seen, now: Seen) -> bool:
+    """Whether the same object has it now as then, as far as that can be told."""
+    if before.where is None or now.where is None:
+        return True
+    return before.where() is not None and before.where() is now.where()
+
+
+def _named_at(name: str, texts: list[tuple[str, str, Any]]) -> str:
+    """`file:line` of the first of these functions that names an attribute or variable."""
+    for _, file, tree in texts:
+        line = first_line(tree, name)
+        if line:
+            return f"{file}:{line}"
+    return ""

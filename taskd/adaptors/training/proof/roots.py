@@ -1,0 +1,163 @@
+"""Where a walk begins: the training function's frames, closures and globals, the data of the state, and its parts.
+
+Rules:
+
+1. The frames are those between a commit and the resilient function. Of a library's frames the object that it belongs to
+   (a trainer) is taken alone.
+2. A variable of a function is made anew whenever that is called; what it holds need not be.
+3. What the state has is not looked into, but for what its parts leave out of their `state_dict()`.
+"""
+
+import sys
+from collections.abc import Iterator
+from types import FrameType, ModuleType
+from typing import Any, Final
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from taskd.adaptors.groups.sites import is_between, is_users
+from taskd.adaptors.training.parts.library_part import LibraryPart
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.proof.tried import states_of
+from taskd.adaptors.training.proof.walk import Root, sample, storage_of
+from taskd.adaptors.training.script.outside import drawn_from, used_outside
+from taskd.adaptors.training.sharding.own_state import own_state
+from taskd.adaptors.training.sharding.partitions import is_zero
+
+_OPTIMIZED: Final = 0x1
+"""Of a code's flags: its variables are a function's."""
+_REFERENCES: Final = 3
+"""To a frame's copy of its variables that nobody else holds: the frame, the caller's name, and the count's argument."""
+
+
+class Entered:
+    """The training function that is running, and its frames from the commit outwards.
+
+    Attributes:
+        function: what was given to `resilient`; None if its frame was not found.
+        frames: those of the script, innermost first.
+        owners: objects that a library's frames in between belong to.
+    """
+
+    def __init__(self, frame: FrameType | None) -> None:
+        self.function: Any = None
+        self.frames: list[FrameType] = []
+        self.owners: list[Any] = []
+        while frame is not None:
+            code = frame.f_code
+            if is_users(code.co_filename):
+                self.frames.append(frame)
+            elif code.co_name == "run" and "function" in code.co_freevars and is_between(code.co_filename):
+                self.function = variables_of(frame).get("function")
+                return
+            elif not is_between(code.co_filename) and code.co_varnames[:1] == ("self",):
+                self.owners.append(variables_of(frame).get("self"))
+            frame = frame.f_back
+        self.frames = []
+
+    @property
+    def line(self) -> str:
+        """`file:line` where the training function begins; that of the frame that commits where a trainer has it."""
+        frame = self.frames[-1] if self.frames else None
+        return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
+
+
+def variables_of(frame: FrameType) -> dict[str, Any]:
+    """Return a frame's variables, and leave no copy of them in the frame: that would keep a whole step's tensors."""
+    copy = frame.f_locals
+    found = dict(copy)
+    if type(copy) is dict and frame.f_code.co_flags & _OPTIMIZED and sys.getrefcount(copy) <= _REFERENCES:
+        copy.clear()
+    return found
+
+
+def roots_of(entered: Entered, parts: Parts) -> Iterator[Root]:
+    """Yield all, in an order that two walks have in common."""
+    around = dict(_around(entered.function))
+    yield from (Root(name, value) for name, value in sorted(around.items(), key=lambda item: item[0]))
+    if entered.function is not None:
+        yield Root(getattr(entered.function, "__name__", "train"), entered.function)
+    for frame in entered.frames:
+        code = frame.f_code
+        for name, value in variables_of(frame).items():
+            if name not in around:
+                yield Root(name, value, anew=name not in code.co_freevars and bool(code.co_flags & _OPTIMIZED))
+    yield from _of_parts(parts)
+    for owner in entered.owners:
+        yield Root(type(owner).__name__, owner, of_library=True)
+
+
+def _around(function: Any) -> Iterator[tuple[str, Any]]:
+    """What the function uses of outside: of modules of the script what it asks of them."""
+    for name, _, then, value in used_outside(function):
+        if isinstance(value, ModuleType):
+            yield f"{name}.{then}", _of_module(value, then)
+        else:
+            yield name, value
+
+
+def _of_parts(parts: Parts) -> Iterator[Root]:
+    for name, part in parts.positions.items():
+        if isinstance(part, DataLoader):
+            for inner in ("dataset", "sampler", "batch_sampler", "collate_fn"):
+                yield Root(f"{name}.{inner}", vars(part).get(inner), of_data=True)
+    for name, part in parts.replicated.items():
+        library = isinstance(part, LibraryPart | LRScheduler | torch.amp.GradScaler | torch.nn.Module)
+        if not library and own_state(part) is None and not is_zero(part):
+            yield Root(name, part, in_part=True)
+
+
+def _of_module(module: ModuleType, name: Any) -> Any:
+    """What a module of the script's has by a name."""
+    users = is_users(str(getattr(module, "__file__", None) or "<none>"))
+    return vars(module).get(name) if users and isinstance(name, str) else None
+
+
+class Held:
+    """What the state has, as it is now.
+
+    Attributes:
+        ids: of its objects.
+        storages: addresses of its tensors' memory.
+        samples: of its tensors, and of those that `state_dict()` makes for it.
+        shapes: of the parameters that are trained, and of all others of its models.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        modules = [module for root in parts.modules for module in root.modules()]
+        loaders = [one for one in parts.all.values() if isinstance(one, DataLoader)]
+        self.ids = frozenset(map(id, [*parts.all.values(), *parts.replicated.values(), *modules]))
+        self.ids |= drawn_from({name: one for name, one in parts.all.items() if not isinstance(one, DataLoader)})
+        self.ids |= {id(one) for loader in loaders for one in _drawn(loader)}
+        tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
+        self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
+        gradients = [one.grad for one in parts.parameters() if one.grad is not None]
+        for _, part, saved in states_of(parts):
+            if not isinstance(part, torch.nn.Module):
+                tensors.extend(_tensors(saved))
+        self.storages = frozenset(map(storage_of, [*tensors, *gradients])) - {0}
+        self.samples = frozenset(map(sample, [*tensors, *gradients]))
+
+
+def weights_of(parts: Parts) -> frozenset[bytes]:
+    """Samples of all parameters and buffers of the models, as they are now."""
+    return frozenset(sample(one) for module in parts.modules for one in (*module.parameters(), *module.buffers()))
+
+
+def _drawn(loader: Any) -> Iterator[Any]:
+    """Generators that the place of a loader keeps."""
+    inner = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    yield from filter(None, (getattr(one, "generator", None) for one in inner))
+
+
+def _tensors(value: Any, depth: int = 8) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner, depth - 1)

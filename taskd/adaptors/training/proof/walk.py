@@ -1,0 +1,391 @@
+"""A walk over what a training function reaches: tensors, numbers and generators, each by its path.
+
+Rules:
+
+1. No code of the script is called: objects are read through their `__dict__`, containers by the methods of the built-in
+   types, tensors by a few of their numbers. Nothing is changed, and nothing is kept but marks and weak references.
+2. Each object is met once, in an order that two walks have in common: what stays in its place has the same path.
+3. A walk ends after so many objects, or so much time. What it has not come to then is left out of both.
+4. Of objects of libraries models, optimizers and tensors are looked at, and what they hold of the script's.
+"""
+
+import dataclasses
+import functools
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.training.script.generators import state_of_generator
+from taskd.adaptors.training.sharding.shards import local
+from taskd.adaptors.training.tree import bytes_of, is_numpy
+
+_MOST: Final = 50_000
+_DEPTH: Final = 9
+_IN_LIBRARIES: Final = 3
+"""So far inside of a library's object, seen from the script's own."""
+_MOST_ITEMS: Final = 2_000
+_SOME: Final = 32
+_SMALL: Final = 4_096
+_PLAIN: Final = (bool, int, float)
+_NOTHING: Final = (str, bytes, type(None), complex, range, slice)
+_TABLES: Final = ("_modules", "_parameters", "_buffers")
+"""Of a module; their names stand in no path."""
+_PASSED_OVER: Final = frozenset(
+    {"taskd", "threading", "_thread", "multiprocessing", "logging", "concurrent", "queue", "io", "_io", "socket", "ssl"}
+    | {
+        "subprocess",
+        "asyncio",
+        "tqdm",
+        "wandb",
+        "tensorboard",
+        "tensorboardX",
+        "matplotlib",
+        "rich",
+        "ctypes",
+        "argparse",
+    }
+    | {"pathlib", "weakref", "_weakref", "inspect", "ast", "re", "enum", "typing", "datetime", "time", "types", "aim"}
+    | {"mlflow", "comet_ml", "torchmetrics", "loguru", "msgspec", "zmq"}
+)
+"""First parts of the names of modules whose objects are their own affair, or only reach output."""
+_TORCH_PASSED_OVER: Final = ("torch._", "torch.distributed", "torch.utils.tensorboard", "torch.cuda", "torch.profiler")
+
+
+class SeenKind(Enum):
+    """What stands at a path."""
+
+    TENSOR = "tensor"
+    NUMBER = "number"
+    GENERATOR = "generator"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What a walk has seen at a path.
+
+    Attributes:
+        mark: another one if the value has changed.
+        root: the name that the path begins with.
+        owner: the nearest object that holds it, by its path; and its class.
+        name: what the owner calls it: an attribute, a key, or the name of the variable.
+        shape: that of a tensor.
+        where: weak reference to the owner, or to the tensor itself where a variable of the function holds it.
+        of_data: whether a loader of the state leads there.
+        in_part: whether a part of the state leads there.
+        seed: what a generator was seeded with.
+    """
+
+    kind: SeenKind
+    mark: bytes
+    root: str
+    owner: str
+    owned_by: type
+    name: str
+    shape: tuple[int, ...] = ()
+    where: Any = None
+    of_data: bool = False
+    in_part: bool = False
+    seed: int = 0
+
+
+@dataclasses.dataclass
+class Root:
+    """Where a walk begins: a variable's name, and what it stands for.
+
+    Attributes:
+        anew: whether a new call of the function makes the variable itself anew.
+        of_data, in_part: as in `Seen`.
+    """
+
+    name: str
+    value: Any
+    anew: bool = False
+    of_data: bool = False
+    in_part: bool = False
+    of_library: bool = False
+
+
+@dataclasses.dataclass
+class _Step:
+    """One object that is still to be looked at."""
+
+    path: str
+    value: Any
+    root: Root
+    owner: str
+    owned_by: type
+    name: str
+    holder: Any
+    depth: int
+    foreign: int
+    in_table: bool = False
+
+
+class Walk:
+    """One walk.
+
+    Args:
+        held: ids of objects that the state has, and that are not looked into.
+        held_storages: addresses of the memory of its tensors.
+    """
+
+    def __init__(self, held: frozenset[int], held_storages: frozenset[int]) -> None:
+        self.seen: dict[str, Seen] = {}
+        self.whole = True
+        self._held, self._storages = held, held_storages
+        self._known: set[int] = set()
+        self._left: deque[_Step] = deque()
+        self._count = 0
+
+    def run(self, roots: Iterable[Root], limit_s: float) -> None:
+        """Go through all that the roots lead to."""
+        end_s = time.monotonic() + limit_s
+        steady: list[Root] = []
+        anew: list[Root] = []
+        for root in roots:
+            (anew if root.anew else steady).append(root)
+        for group in (steady, anew):  # what both lead to has the path that stays
+            for root in group:
+                foreign = _IN_LIBRARIES if root.of_library else 0
+                first = _Step(root.name, root.value, root, root.name, type(None), root.name, None, 0, foreign)
+                self._left.append(first)
+            self._go_on(end_s)
+
+    def _go_on(self, end_s: float) -> None:
+        while self._left and self.whole:
+            self._count += 1
+            self.whole = self._count <= _MOST and (self._count % 64 != 0 or time.monotonic() < end_s)
+            self._look(self._left.popleft())
+
+    def _look(self, step: _Step) -> None:
+        value = step.value
+        if isinstance(value, _PLAIN) or is_numpy(value):
+            self._number(step)
+        elif isinstance(value, torch.Tensor):
+            self._tensor(step)
+        elif not isinstance(value, _NOTHING) and not self._is_known(step):
+            self._known.add(id(value))
+            generator = state_of_generator(value)
+            if generator is not None:
+                self._note(step, SeenKind.GENERATOR, generator.encode(), where=_ref(value), seed=_seed_of(value))
+            elif step.depth < _DEPTH:
+                self._left.extend(self._inside(step))
+
+    def _is_known(self, step: _Step) -> bool:
+        held = id(step.value) in self._held and not (step.root.in_part and not step.depth)
+        return held or id(step.value) in self._known
+
+    # Leaves.
+
+    def _number(self, step: _Step) -> None:
+        value = step.value
+        is_array = is_numpy(value) and getattr(value, "ndim", 0) > 0
+        small = not is_array or value.size <= _SMALL
+        is_variable = step.root.anew and (step.holder is None or step.holder is step.root)
+        own = step.holder is None or is_scripts(step.owned_by) or step.owned_by in (FunctionType, dict)
+        if small and own and not step.foreign and not is_variable and not step.root.in_part:
+            mark = value.tobytes() if is_array else repr(value).encode()
+            self._note(step, SeenKind.NUMBER, mark, where=_ref(step.holder))
+
+    def _tensor(self, step: _Step) -> None:
+        tensor = step.value
+        if (
+            step.foreign > _IN_LIBRARIES - 1
+            and not step.in_table
+            and not issubclass(step.owned_by, torch.optim.Optimizer)
+        ):
+            return
+        if step.holder is None and step.root.anew:
+            return
+        mark = sample(tensor)
+        if mark and storage_of(tensor) not in self._storages:
+            where = _ref(tensor) if step.root.anew and step.holder is step.root else _ref(step.holder)
+            self._note(step, SeenKind.TENSOR, mark, where=where, shape=tuple(tensor.shape))
+
+    def _note(
+        self, step: _Step, kind: SeenKind, mark: bytes, *, where: Any, shape: tuple[int, ...] = (), seed: int = 0
+    ) -> None:
+        root = step.root
+        self.seen[step.path] = Seen(
+            kind, mark, root.name, step.owner, step.owned_by, step.name, shape, where, root.of_data, root.in_part, seed
+        )
+
+    # What holds others.
+
+    def _inside(self, step: _Step) -> Iterator[_Step]:
+        value = step.value
+        items = items_of(value)
+        if items is not None:
+            yield from self._of_container(step, items)
+        elif isinstance(value, FunctionType):
+            yield from self._of_function(step, value)
+        elif isinstance(value, MethodType):
+            yield dataclasses.replace(step, value=value.__self__, depth=step.depth + 1)
+        elif isinstance(value, type):
+            if is_scripts(value):
+                own = [(name, one) for name, one in vars(value).items() if isinstance(one, _PLAIN)]
+                yield from self._attributes(step, own, value)
+        elif not isinstance(value, ModuleType):
+            yield from self._of_object(step)
+
+    def _of_container(self, step: _Step, items: list[tuple[Any, Any]]) -> Iterator[_Step]:
+        if len(items) > _MOST_ITEMS or _is_of_numbers(value for _, value in items):
+            return
+        named = isinstance(step.value, dict)
+        holder = step.holder if step.holder is not None else step.root if step.root.anew else step.value
+        for number, (key, one) in enumerate(items):
+            label = f"[{key!r}]" if named and isinstance(key, str | int) else f"[{number}]"
+            owned_by = dict if named and step.owned_by in (type(None), ModuleType, FunctionType) else step.owned_by
+            plain = isinstance(one, _PLAIN)
+            if plain and not (named and isinstance(key, str)):
+                continue
+            yield dataclasses.replace(
+                step, path=step.path + label, value=one, depth=step.depth + 1, holder=holder, owned_by=owned_by,
+                name=str(key) if plain else step.name,
+            )  # fmt: skip
+
+    def _of_function(self, step: _Step, function: FunctionType) -> Iterator[_Step]:
+        if not is_users(function.__code__.co_filename):
+            return
+        yield from self._attributes(step, list(vars(function).items()), function)
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            content = content_of(cell)
+            if content is not None and not isinstance(content, _PLAIN):
+                inner = f"{step.path}.{name}"
+                yield dataclasses.replace(step, path=inner, value=content, depth=step.depth + 1)
+
+    def _of_object(self, step: _Step) -> Iterator[_Step]:
+        value, kind = step.value, type(step.value)
+        own = is_scripts(kind)
+        module = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+        if not own and not module and is_passed_over(kind):
+            return
+        foreign = 0 if own else step.foreign + 1
+        data = isinstance(value, DataLoader | Sampler | Dataset)
+        if foreign > _IN_LIBRARIES and not module and not data and not step.root.of_library:
+            return
+        attributes = attributes_of(value)
+        names = ("dataset", "sampler", "batch_sampler", "collate_fn") if isinstance(value, DataLoader) else None
+        own_names = [(n, one) for n, one in attributes if names is None or n in names]
+        yield from self._attributes(dataclasses.replace(step, foreign=foreign), own_names, value)
+
+    def _attributes(self, step: _Step, attributes: list[tuple[str, Any]], holder: Any) -> Iterator[_Step]:
+        kind = holder if isinstance(holder, type) else type(holder)
+        module = isinstance(holder, torch.nn.Module)
+        for name, value in attributes:
+            if module and name in _TABLES and isinstance(value, dict):
+                for key, inner in dict.items(value):
+                    yield self._child(step, str(key), inner, holder, kind, in_table=name != "_modules")
+            elif not (module or isinstance(holder, torch.optim.Optimizer)) or is_own_attribute(holder, name):
+                yield self._child(step, name, value, holder, kind)
+
+    def _child(self, step: _Step, name: str, value: Any, holder: Any, kind: type, *, in_table: bool = False) -> _Step:
+        owner = step.owner if isinstance(holder, torch.nn.Module) else step.path
+        return _Step(
+            f"{step.path}.{name}", value, step.root, owner, kind, name, holder, step.depth + 1, step.foreign, in_table
+        )  # fmt: skip
+
+
+# Values, without calling any code of theirs.
+
+
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """The attributes of an object, by name."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return []
+    return list(dict.items(found)) if isinstance(found, dict) else []
+
+
+def items_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """What a container holds, with keys or numbers; None if a value is no container."""
+    if isinstance(value, dict):
+        return list(dict.items(value))
+    for kind in (list, tuple, deque, set):
+        if isinstance(value, kind):
+            return list(enumerate(kind.__iter__(value)))  # type: ignore[arg-type]
+    return None
+
+
+def content_of(cell: Any) -> Any:
+    """What a closure's cell holds; None if it has nothing yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def is_scripts(kind: type) -> bool:
+    """Whether a class is written in a file of the script's."""
+    return _is_scripts_module(kind.__module__) if isinstance(kind.__module__, str) else False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_scripts_module(name: str) -> bool:
+    return is_users(str(getattr(sys.modules.get(name), "__file__", None) or "<none>"))
+
+
+def is_passed_over(kind: type) -> bool:
+    """Whether objects of a library's class are its own affair."""
+    name = kind.__module__
+    return name.partition(".")[0] in _PASSED_OVER or name.startswith(_TORCH_PASSED_OVER)
+
+
+def is_own_attribute(holder: Any, name: str) -> bool:
+    """Whether an attribute of a module or optimizer is none that torch gives it."""
+    if isinstance(holder, torch.nn.Module):
+        return not name.startswith("_")
+    return name == "state" or not (name.startswith("_") or name in ("param_groups", "defaults"))
+
+
+def sample(tensor: torch.Tensor) -> bytes:
+    """A few numbers of a tensor with its shape, as bytes; b"" if it cannot be read or has none."""
+    try:
+        values = local(tensor.detach())
+        if values.is_sparse or values.is_meta or values.is_quantized or not values.numel():
+            return b""
+        if values.is_contiguous():
+            flat = values.view(-1)
+            some = torch.cat([flat[:_SOME], flat[len(flat) // 2 :][:_SOME], flat[-_SOME:]])
+        else:
+            while values.dim() > 1:
+                values = values[0]
+            some = values[: 3 * _SOME]
+        return f"{tuple(tensor.shape)}{tensor.dtype}".encode() + bytes_of(some)
+    except (RuntimeError, NotImplementedError, TypeError):
+        return b""
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """The address of a tensor's memory; 0 if it has none."""
+    try:
+        return local(tensor.detach()).untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return 0
+
+
+def _is_of_numbers(values: Iterable[Any]) -> bool:
+    """Whether a container holds a long row of numbers or texts."""
+    first = [value for value, _ in zip(values, range(64), strict=False)]
+    return len(first) == 64 and all(isinstance(one, int | float | str | bytes) for one in first)
+
+
+def _ref(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def _seed_of(value: Any) -> int:
+    return value.initial_seed() if isinstance(value, torch.Generator) else 0
