@@ -139,7 +139,7 @@ class Raising(Kept):
 def looks_of(state: TrainState, *, joins: bool = False) -> tuple[EarlyLooks, list[str]]:
     told: list[str] = []
     refusals = Refusals(lambda *, no_rebuild, no_newcomer: told.append(no_rebuild), tells=True)
-    return EarlyLooks(refusals, state._recovery, lambda: None, joins=joins), told
+    return EarlyLooks(refusals, state._recovery, lambda: None, looks=not joins), told
 
 
 def test_it_is_tried_once_and_told_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,7 +225,9 @@ def test_a_torn_process_keeps_what_it_has_filled() -> None:
 
 def test_a_job_names_it_before_the_fault_and_starts_anew_at_once(launcher: Launcher, run_dir: Path) -> None:
     job = Job(launcher, run_dir, 2).start(
-        "early.py", {"steps": 6, "shape": "own_type", "points": [point("one", 1, 3, "begin")]}
+        "early.py",
+        {"steps": 6, "shape": "own_type", "points": [point("one", 1, 3, "begin")]},
+        env={"TASKD_SELF_CHECK": "auto"},
     )
     job.held("one")
     job.says("'stopper' of the TrainState made at")

@@ -61,7 +61,7 @@ class Training:
             told[:] = filter(None, [*no_rebuild.split("; "), no_newcomer])
 
         recovery = self.state._recovery
-        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, joins=False)
+        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, looks=True)
         recovery.on_commit = lambda _step: early.committed()
         taskd.resilient(self.state)(train)()
         return told
@@ -586,7 +586,8 @@ def test_a_job_names_it_before_the_fault_and_starts_anew(launcher: Launcher, run
         one.folder.mkdir()
     undisturbed.start("early.py", {"steps": 8, "shape": "average"}, env={"TASKD_PROCESS_ENABLE": None})
     assert undisturbed.end() == 0, undisturbed.output
-    job.start("early.py", {"steps": 8, "shape": "average", "points": [point("one", 1, 6, "begin")]})
+    plan = {"steps": 8, "shape": "average", "points": [point("one", 1, 6, "begin")]}
+    job.start("early.py", plan, env={"TASKD_SELF_CHECK": "auto"})
     job.held("one")
     job.says("average.shadow['weight'] (and 1 more of it) is changed by the training (")
     assert "early.py:" in job.output

@@ -69,6 +69,7 @@ class StateRecovery(CommittedSteps):
         inexact: what the newest recovery could not put back exactly.
         interruptions: how many steps were let go of.
         on_saved: called when there is another.
+        withdraw_step: refuses an optimizer's step that has begun, before it has changed anything.
     """
 
     def __init__(
@@ -97,7 +98,8 @@ class StateRecovery(CommittedSteps):
         self.afterwards = Afterwards(parts.modules)
         counts = self._board.counts
         self._hooks = StepHooks(parts, counts, self._save, lambda: None if self.by_trainer else self._look_ahead())
-        self.first_step = FirstStep(parts.optimizers, self._hooks.withdraw)
+        self.withdraw_step = self._hooks.withdraw
+        self.first_step = FirstStep(parts.optimizers, self.withdraw_step)
         self._pending, self.in_flight = Pending(parts), InFlight(parts)
         self.replicas = replicas or Replicas(parts)
         self.undo = Undo(parts, counts, self._can_copy)
@@ -303,10 +305,6 @@ class StateRecovery(CommittedSteps):
         """Why the present step, whose first optimizer is about to step, cannot be done again; "" if it can."""
         changed = any(self._hooks.stepped) or self._empty or self._restoring or self.failures.stepped
         return "the step has changed what cannot be put back" if changed or not self._can_be_done_again() else ""
-
-    def withdraw_step(self) -> None:
-        """The optimizer's step that has begun is refused, before it has changed anything."""
-        self._hooks.withdraw()
 
     def redo(self) -> None:
         """Put all back to the last commit, as a recovery does in a process that it keeps. Raises `RestoreError`."""
