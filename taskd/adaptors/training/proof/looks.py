@@ -22,8 +22,9 @@ from taskd.adaptors.training.proof.optimizer_states import differing
 from taskd.adaptors.training.proof.outside_state import Judge
 from taskd.adaptors.training.proof.roots import Entered, Held, roots_of, weights_of
 from taskd.adaptors.training.proof.tried import unloadable
-from taskd.adaptors.training.proof.walk import Seen, Walk
+from taskd.adaptors.training.proof.walk import SeenValue, Walk
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.runtime.worker import worker
 
 _log = logging.getLogger(__name__)
 _EARLY: Final = (2, 4)
@@ -36,8 +37,9 @@ _numbers: Final = itertools.count()
 
 
 def allows_inexact() -> bool:
-    """Whether the user wants to go on in place all the same (TASKD_INEXACT=allow)."""
-    return False
+    """Whether the user wants to go on in place all the same."""
+    link = worker.current()
+    return link is not None and bool(getattr(link.config, "allows_inexact", False))
 
 
 class EarlyLooks:
@@ -59,7 +61,7 @@ class EarlyLooks:
         self._commits = self._walks = 0
         self._over = not looks
         self._evaluated = self._due = False
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, SeenValue] = {}
         self._weights: frozenset[bytes] = frozenset()
         self._told: set[str] = set()
         if looks:
@@ -123,8 +125,7 @@ class EarlyLooks:
         new = [matter for matter in found if matter.text not in self._told]
         self._told.update(matter.text for matter in new)
         if allows_inexact():
-            for matter in new:
-                _log.warning("%s: it is not exact after a fault. %s", matter.text, matter.remedy)
+            self._refusals.warn(*(f"{matter.text}: it is not exact after a fault. {matter.remedy}" for matter in new))
         else:
             self._refusals.add(*new)
 

@@ -35,11 +35,16 @@ def differing(parts: Parts, key: str) -> list[str]:
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return []
+    return compare(
+        parts, dist.PrefixStore(f"taskd/proof/{key}", c10d._world.pg_map[c10d._get_default_group()][1]), dist.get_rank()
+    )
+
+
+def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
+    """As `differing`, over this store."""
     own = dict(_digests(parts))
     if len(own) < 2:
         return []
-    rank = dist.get_rank()
-    store = dist.PrefixStore(f"taskd/proof/{key}", c10d._get_default_store())
     text = ";".join(f"{name}={value}" for name, value in own.items())
     store.set(str(rank), text)
     other = str(0 if rank else 1)

@@ -27,18 +27,18 @@ from taskd.adaptors.training.proof.influence import (
     mixed_at,
 )
 from taskd.adaptors.training.proof.roots import Entered, Held, variables_of
-from taskd.adaptors.training.proof.walk import Seen, SeenKind, is_scripts
+from taskd.adaptors.training.proof.walk import SeenKind, SeenValue, is_scripts
 from taskd.adaptors.training.script.outside import functions_of
 
 _REMEDY: Final = (
     "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict(); or make it from "
-    "state.step. Until then nothing goes on in place, unless TASKD_INEXACT=allow."
+    "state.step."
 )
 _MOST_NAMED: Final = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class OutsideState:
     """Something outside the state: its path, how many more of its owner there are, and `file:line` ("" if unknown)."""
 
     path: str
@@ -70,7 +70,7 @@ class Judge:
         self._texts = [("", one.file, one.tree) for one in functions if one.tree is not None]
         self._influence: Influence | None = None
 
-    def compare(self, before: Mapping[str, Seen], now: Mapping[str, Seen]) -> list[Finding]:
+    def compare(self, before: Mapping[str, SeenValue], now: Mapping[str, SeenValue]) -> list[OutsideState]:
         """Return what is outside the state."""
         changed = {
             path: one
@@ -94,7 +94,7 @@ class Judge:
             self._influence = Influence(self._functions, self._held.ids)
         return self._influence
 
-    def _weights(self, changed: Mapping[str, Seen]) -> list[Finding]:
+    def _weights(self, changed: Mapping[str, SeenValue]) -> list[OutsideState]:
         owners: dict[str, list[str]] = {}
         copies = self._held.samples | self._known
         for path, one in changed.items():
@@ -110,15 +110,15 @@ class Judge:
                 first
             )
             if matrix and alike and (line or by_library):
-                found.append(Finding(paths[0], len(paths) - 1, line))
+                found.append(OutsideState(paths[0], len(paths) - 1, line))
         return found
 
-    def _generator(self, path: str, one: Seen) -> list[Finding]:
+    def _generator(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
         reaches = one.of_data or self.influence.reaches(one.owner) or self.influence.takes(path)
-        return [Finding(path, 0, _named_at(one.name, texts))] if reaches and not is_seeded(one.name, texts) else []
+        return [OutsideState(path, 0, _named_at(one.name, texts))] if reaches and not is_seeded(one.name, texts) else []
 
-    def _number(self, path: str, one: Seen) -> list[Finding]:
+    def _number(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
         line = carried_at(one.name, texts)
         if not line or follows_step(one.name, texts):
@@ -126,16 +126,16 @@ class Judge:
         own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
         methods = [text[0] for text in own if text[0] and is_read(one.name, [text])]
         if self.influence.takes(path):
-            return [Finding(path, 0, line)]
+            return [OutsideState(path, 0, line)]
         reaches = one.of_data or self.influence.reaches(one.owner, methods)
-        return [Finding(path, 0, line)] if reaches and (methods or not own) else []
+        return [OutsideState(path, 0, line)] if reaches and (methods or not own) else []
 
-    def _of(self, one: Seen) -> list[tuple[str, str, Any]]:
+    def _of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
         """The texts that may change or read it: those of its class, and the functions that are running."""
         own = ClassText(one.owned_by).methods if is_scripts(one.owned_by) else []
         return [*own, *self._texts]
 
-    def _readable(self, one: Seen) -> bool:
+    def _readable(self, one: SeenValue) -> bool:
         return is_scripts(one.owned_by) or one.owned_by in (dict, type(None))
 
 
@@ -143,7 +143,7 @@ def _names(frame: Any) -> dict[str, Any]:
     return {**frame.f_globals, **variables_of(frame)}
 
 
-def _is_same(before: Seen, now: Seen) -> bool:
+def _is_same(before: SeenValue, now: SeenValue) -> bool:
     """Whether the same object has it now as then, as far as that can be told."""
     if before.where is None or now.where is None:
         return True

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from taskd.adaptors.groups.sites import is_between, is_users
+from taskd.adaptors.training.parts.kinds import has_state
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.tried import states_of
@@ -46,13 +47,14 @@ class Entered:
         self.frames: list[FrameType] = []
         self.owners: list[Any] = []
         while frame is not None:
-            code = frame.f_code
+            code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))
+            ours = module.partition(".")[0] == "taskd"
             if is_users(code.co_filename):
                 self.frames.append(frame)
-            elif code.co_name == "run" and "function" in code.co_freevars and is_between(code.co_filename):
+            elif ours and code.co_name == "run" and "function" in code.co_freevars:
                 self.function = variables_of(frame).get("function")
                 return
-            elif not is_between(code.co_filename) and code.co_varnames[:1] == ("self",):
+            elif not ours and not is_between(code.co_filename) and code.co_varnames[:1] == ("self",):
                 self.owners.append(variables_of(frame).get("self"))
             frame = frame.f_back
         self.frames = []
@@ -102,7 +104,9 @@ def _of_parts(parts: Parts) -> Iterator[Root]:
     for name, part in parts.positions.items():
         if isinstance(part, DataLoader):
             for inner in ("dataset", "sampler", "batch_sampler", "collate_fn"):
-                yield Root(f"{name}.{inner}", vars(part).get(inner), of_data=True)
+                value = vars(part).get(inner)
+                if not has_state(value) or (inner == "dataset" and not has_state(part)):  # else it is saved with it
+                    yield Root(f"{name}.{inner}", value, of_data=True)
     for name, part in parts.replicated.items():
         library = isinstance(part, LibraryPart | LRScheduler | torch.amp.GradScaler | torch.nn.Module)
         if not library and own_state(part) is None and not is_zero(part):

@@ -69,7 +69,7 @@ class SeenKind(Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class SeenValue:
     """What a walk has seen at a path.
 
     Attributes:
@@ -103,7 +103,7 @@ class Root:
 
     Attributes:
         anew: whether a new call of the function makes the variable itself anew.
-        of_data, in_part: as in `Seen`.
+        of_data, in_part: as in `SeenValue`.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Walk:
     """
 
     def __init__(self, held: frozenset[int], held_storages: frozenset[int]) -> None:
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, SeenValue] = {}
         self.whole = True
         self._held, self._storages = held, held_storages
         self._known: set[int] = set()
@@ -215,7 +215,7 @@ class Walk:
         self, step: _Step, kind: SeenKind, mark: bytes, *, where: Any, shape: tuple[int, ...] = (), seed: int = 0
     ) -> None:
         root = step.root
-        self.seen[step.path] = Seen(
+        self.seen[step.path] = SeenValue(
             kind, mark, root.name, step.owner, step.owned_by, step.name, shape, where, root.of_data, root.in_part, seed
         )
 

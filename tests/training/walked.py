@@ -1,0 +1,236 @@
+"""What the tests of a walk train with, and what their scripts keep beside the state."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, Sampler
+
+import taskd
+from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.proof.looks import EarlyLooks
+from taskd.adaptors.training.state import TrainState
+
+STEPS = 14
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu())
+
+
+class Training:
+    """What every script here trains with."""
+
+    def __init__(self, *, scheduled: bool = False, **parts: Any) -> None:
+        torch.manual_seed(0)
+        self.network = Network()
+        self.optimizer: Any = torch.optim.SGD(self.network.parameters(), lr=0.1, momentum=0.9)
+        given = parts.pop("optimizer", None)
+        if given is not None:
+            self.optimizer = given(self.network.parameters())
+        self.state = TrainState(model=self.network, optimizer=self.optimizer, seed=1, **parts)
+
+    def found(self, train: Callable[[], object]) -> list[str]:
+        """Run the function to its end; what was told of it."""
+        told: list[str] = []
+
+        def refuse(*, no_rebuild: str, no_newcomer: str) -> None:
+            told[:] = filter(None, [*no_rebuild.split("; "), no_newcomer])
+
+        recovery = self.state._recovery
+        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, joins=False)
+        recovery.on_commit = lambda _step: early.committed()
+        taskd.resilient(self.state)(train)()
+        return told
+
+
+class Average:
+    """An average of the weights."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.shadow = {name: value.detach().clone() for name, value in module.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, module: nn.Module) -> None:
+        for name, value in module.named_parameters():
+            self.shadow[name].mul_(0.9).add_(value, alpha=0.1)
+
+
+class Saved(Average):
+    """The same as a part of the state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value.clone() for name, value in self.shadow.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state
+
+
+class Mixing:
+    """A callback that mixes the weights into a second model."""
+
+    def __init__(self, reference: nn.Module) -> None:
+        self.reference = reference
+
+    @torch.no_grad()
+    def on_step_end(self, step: int, policy: nn.Module) -> None:
+        if step % 5 == 0:
+            for old, new in zip(self.reference.parameters(), policy.parameters(), strict=True):
+                old.data.mul_(0.5).add_(new.data, alpha=0.5)
+
+
+class Progress:
+    """How much was seen, which decides how much noise there is."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def noise(self) -> float:
+        return max(0.0, 1 - self.seen / 4000)
+
+
+class Meter:
+    """A running mean for the log."""
+
+    def __init__(self) -> None:
+        self.sum, self.count, self.avg, self.last_s = 0.0, 0, 0.0, 0.0
+        self.total = torch.zeros(())
+
+    def update(self, value: float, n: int = 1) -> None:
+        self.sum += value * n
+        self.count += n
+        self.avg = self.sum / self.count
+        self.total += value
+        self.last_s = time.time()
+
+    def __str__(self) -> str:
+        return f"{self.avg:.3f} after {self.count}"
+
+
+class Stopper:
+    """Early stopping."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.counter, self.lowest = patience, 0, 0.0
+
+    def __call__(self, loss: float) -> bool:
+        if loss < self.lowest:
+            self.lowest, self.counter = loss, 0
+        else:
+            self.counter += 1
+        return self.counter >= self.patience
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer around another one, whose momentum it does not save."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.base = torch.optim.SGD(self.param_groups, lr=0.1, momentum=0.9)
+        self.param_groups = self.base.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base.step(closure)
+
+
+def step_of(training: Training, *, noise: float = 0.0, generator: torch.Generator | None = None) -> float:
+    rows = torch.randn(8, 4, generator=torch.Generator().manual_seed(training.state.step))
+    rows = rows + noise * torch.randn(8, 4, generator=generator)
+    training.optimizer.zero_grad()
+    loss = training.network(rows).square().mean()
+    loss.backward()
+    training.optimizer.step()
+    return float(loss.detach())
+
+
+def line_in(function: Callable[..., object], further: int) -> str:
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno + further}"
+
+
+class Counting(Sampler[int]):
+    """Shuffles by the number of its own passes."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(self.passes))
+        self.passes += 1
+        return iter(order.tolist())
+
+
+class Stream(IterableDataset[Any]):
+    """Shuffles with one generator for all passes."""
+
+    def __init__(self) -> None:
+        self.rng, self.epoch = random.Random(5), 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        numbers = list(range(8))
+        self.rng.shuffle(numbers)
+        return iter([torch.full((4,), float(one)) for one in numbers])
+
+
+class Rows(Dataset[Any]):
+    """Counts what it is asked, for the log."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.asked += 1
+        return torch.full((4,), float(index))
+
+
+class Wrapper:
+    """Gives the sampler its epoch by the number of its own passes."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader, self.calls = loader, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.loader.sampler.set_epoch(self.calls)
+        self.calls += 1
+        yield from self.loader
+
+
+def over_epochs(one: Training, batches: Any) -> Callable[[], None]:
+    def train() -> None:
+        for _ in one.state.epochs(2):
+            for rows in batches:
+                one.optimizer.zero_grad()
+                loss = one.network(rows).square().mean()
+                loss.backward()
+                one.optimizer.step()
+                one.state.commit()
+
+    return train
+
+
+class Split(torch.optim.Optimizer):
+    """Keeps the momentum of every other parameter, as a rank of two does."""
+
+    def __init__(self, parameters: Any, rank: int) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.rank = rank
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for number, parameter in enumerate(self.param_groups[0]["params"]):
+            if number % 2 == self.rank:
+                self.state[parameter]["momentum"] = torch.ones_like(parameter)
