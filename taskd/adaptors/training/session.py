@@ -38,6 +38,7 @@ from taskd.adaptors.training.data.strays import Strays
 from taskd.adaptors.training.grace import await_step
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, matters, tell_inexact
+from taskd.adaptors.training.proof.reading import refuse_inexact
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.script.behind import BehindCommit
@@ -203,6 +204,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
                     recovery.begin()
                     return function(*args, **kwargs)
                 tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
+                refuse_inexact(function, (args, kwargs), state, runtime.refusals, runtime.link)
                 session = Session(runtime, recovery, getattr(function, "__code__", function))
                 return session.run(lambda: function(*args, **kwargs))
 

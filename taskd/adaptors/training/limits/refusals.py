@@ -64,6 +64,12 @@ class Refusals:
                 logger.warning("%s: at a fault all processes start anew. %s", matter.text, matter.remedy)
         self._say()
 
+    def warn(self, *texts: str) -> None:
+        """Tell of what is not refused."""
+        for text in texts:
+            if self._tells:
+                logger.warning("%s", text)
+
     def first_step(self, error: str) -> None:
         """The first step of a new world has failed of this, which the script has raised by itself; "": try the next.
 
