@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from taskd.adaptors.groups.sites import is_users
 from taskd.adaptors.training.proof.flow.calls import Calls
-from taskd.adaptors.training.proof.flow.scope import Loop, Scope, code_of, inside
+from taskd.adaptors.training.proof.flow.scope import Loop, Scope, code_of, inside, live_at_head
 from taskd.adaptors.training.proof.flow.values import (
     NONE,
     PLAIN,
@@ -113,6 +113,7 @@ class Loops(Calls):
         first = frame.env
         assert first is not None
         back: Env | None
+        live = live_at_head(node)
         frame.loops.append(loop)
         head: Env | None = first.copy()
         left: Env | None = None
@@ -127,7 +128,7 @@ class Loops(Calls):
                 back = join(back, one)
             self._turned(loop, back)
             left = _all_of(loop.breaks)
-            if back is None or not _grows(head, back):
+            if back is None or not _grows(head, back, live):
                 head = join(head, back)
                 break
             head = join(head, back)
@@ -236,10 +237,10 @@ def _all_of(envs: list[Env]) -> Env | None:
     return whole
 
 
-def _grows(head: Env, back: Env) -> bool:
+def _grows(head: Env, back: Env, live: frozenset[str]) -> bool:
     """Whether another turn may be read otherwise."""
-    for name, value in back.names.items():
-        known = head.names.get(name)
+    for name in live & back.names.keys():
+        value, known = back.names[name], head.names.get(name)
         if known is None or value is known:
             if known is None:
                 return True

@@ -189,19 +189,69 @@ def assigned(node: ast.AST, without: tuple[ast.AST, ...] = ()) -> dict[str, int]
     """The names that are set or changed in a loop or a function, with the line of the last place."""
     found: dict[str, int] = {}
     for one in inside(node, without):
-        name = ""
-        if isinstance(one, ast.Name) and not isinstance(one.ctx, ast.Load):
-            name = one.id
-        elif isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and isinstance(one.func.value, ast.Name):
-            if one.func.attr in MUTATING or changes_itself(one.func.attr):
-                name = one.func.value.id
-        elif isinstance(one, ast.Subscript) and isinstance(one.ctx, ast.Store) and isinstance(one.value, ast.Name):
-            name = one.value.id
-        elif isinstance(one, ast.ExceptHandler | ast.FunctionDef | ast.ClassDef) and one is not node:
-            name = one.name or ""
-        if name:
-            found[name] = max(getattr(one, "lineno", 0), found.get(name, 0))
+        kind = type(one)
+        if kind is ast.Name or kind in _SETTING:
+            name = _set_by(one) if one is not node else ""
+            if name:
+                found[name] = max(getattr(one, "lineno", 0), found.get(name, 0))
     return found
+
+
+def _set_by(node: Any) -> str:
+    """The name that is set, or whose content is changed, at this node; "" for none."""
+    match node:
+        case ast.Name(id=name):
+            return "" if isinstance(node.ctx, ast.Load) else name
+        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=method)):
+            return name if method in MUTATING or changes_itself(method) else ""
+        case ast.Subscript(value=ast.Name(id=name)):
+            return name if isinstance(node.ctx, ast.Store) else ""
+        case ast.ExceptHandler() | ast.FunctionDef() | ast.ClassDef():
+            return node.name or ""
+    return ""
+
+
+def live_at_head(loop: Any) -> frozenset[str]:
+    """The names that a turn of a loop may read before it sets them: their values go around it."""
+    tests = names_in(loop.test) if isinstance(loop, ast.While) else frozenset()
+    return tests | _live(loop.body, _targets(loop))
+
+
+def _live(block: list[Any], before: frozenset[str]) -> frozenset[str]:
+    """The names that a block may read before it sets them; `before` are set already."""
+    live: frozenset[str] = frozenset()
+    for one in block:
+        blocks = [body for field in ("body", "orelse", "finalbody") if (body := getattr(one, field, None))]
+        if isinstance(one, ast.FunctionDef | ast.ClassDef) or not blocks:
+            live |= _read_by(one) - before
+            before |= _targets(one)
+            continue
+        heads = [getattr(one, field, None) for field in ("test", "iter", "items", "subject")]
+        own = [part for head in heads for part in (head if isinstance(head, list) else [head]) if part is not None]
+        handlers = [handler.body for handler in getattr(one, "handlers", [])]
+        live |= frozenset[str]().union(*map(names_in, own)) - before
+        for body in [*blocks, *handlers]:
+            live |= _live(body, before | _targets(one))
+    return live
+
+
+def _read_by(statement: Any) -> frozenset[str]:
+    again = statement.target if isinstance(statement, ast.AugAssign) else None
+    added = frozenset({again.id}) if isinstance(again, ast.Name) else frozenset()
+    return (
+        names_in(statement)
+        | added
+        | frozenset().union(
+            *(names_in(one) for one in inside(statement) if isinstance(one, FUNCTIONS) and one is not statement)
+        )
+    )
+
+
+def _targets(node: Any) -> frozenset[str]:
+    """The names that a statement surely sets, before its body if it has one."""
+    found = [*getattr(node, "targets", [])] if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = [one for target in found if target is not None for one in inside(target) if isinstance(one, ast.Name)]
+    return frozenset(one.id for one in names if isinstance(one.ctx, ast.Store))
 
 
 def changes_itself(method: str) -> bool:
@@ -209,7 +259,9 @@ def changes_itself(method: str) -> bool:
     return method.endswith("_") and not method.endswith("__")
 
 
+_SETTING: Final = frozenset({ast.Call, ast.Subscript, ast.ExceptHandler, ast.FunctionDef, ast.ClassDef})
 _LEAVES: Final = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
+_PLAIN: Final = {str, int, float, bool, bytes, complex, type(None), type(...), ast.Load, ast.Store, ast.Del}
 _spans: Final[dict[int, tuple[list[ast.AST], int, int]]] = {}
 """Of each node the nodes of its function, and which of them are its own, by its id."""
 
@@ -233,7 +285,7 @@ def _index(node: ast.AST, root: ast.AST, order: list[ast.AST]) -> None:
     if node is root or not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         for value in vars(node).values():
             for one in value if type(value) is list else (value,):
-                if isinstance(one, ast.AST) and not isinstance(one, _LEAVES):
+                if type(one) not in _PLAIN and not isinstance(one, _LEAVES):
                     _index(one, root, order)
     _spans[id(node)] = order, start, len(order)
 
