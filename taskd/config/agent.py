@@ -30,8 +30,8 @@ class AgentConfig:
     `nearby`: where a job of one node may have a manager of its own, because something sets MASTER_ADDR. The agent uses
     it if it is there, else embeds one. `presumes_manager`: the same of a job of several nodes, which cannot embed one.
 
-    The processes inherit `checkpoint_dir` and `standby_shared` by their variables; read here too, a mistake in one is
-    told at the start.
+    The processes inherit `checkpoint_dir`, `standby_shared` and `allows_inexact` by their variables; read here too, a
+    mistake in one is told at the start.
     """
 
     job_id: str
@@ -50,6 +50,7 @@ class AgentConfig:
     exclude_straggler: bool = False
     nccl_times: bool = False
     standby_shared: bool = False
+    allows_inexact: bool = False
 
     @classmethod
     def from_environment(
@@ -81,6 +82,7 @@ class AgentConfig:
             exclude_straggler=source.switch(settings.EXCLUDE_STRAGGLER),
             nccl_times=source.switch(settings.NCCL_TIMES),
             standby_shared=source.switch(settings.STANDBY_SHARED),
+            allows_inexact=source.allows(settings.INEXACT),
         )
 
 

@@ -28,6 +28,7 @@ _READ: Final[Mapping[Format, Any]] = {
     Format.SECONDS: Source.seconds_or_none,
     Format.FACTOR: Source.factor,
     Format.SWITCH: Source.switch,
+    Format.INEXACT: Source.allows,
     Format.COMMAND: Source.command,
     Format.MODULES: Source.modules,
     Format.STRATEGIES: Source.strategies,

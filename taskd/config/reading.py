@@ -80,6 +80,10 @@ class Source:
         """Whether a setting is on."""
         return self._required(setting, self._read(setting, _switch))
 
+    def allows(self, setting: Setting) -> bool:
+        """Whether a setting says `allow`, and not `refuse`."""
+        return self._required(setting, self._read(setting, _allows))
+
     def path(self, setting: Setting) -> Path | None:
         """The absolute path of a setting, or None if it is not given."""
         return self._read(setting, _path)
@@ -186,6 +190,10 @@ def _switch(raw: object) -> bool | None:
 
 def _self_check(raw: object) -> SelfCheck | None:
     return next((one for one in SelfCheck if isinstance(raw, str) and raw.strip() == one.value), None)
+
+
+def _allows(raw: object) -> bool | None:
+    return {"allow": True, "refuse": False}.get(raw.strip()) if isinstance(raw, str) else None
 
 
 def _path(raw: object) -> Path | None:

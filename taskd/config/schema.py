@@ -24,6 +24,7 @@ class Format(Enum):
     SECONDS = "a number of seconds"
     FACTOR = "a number"
     SWITCH = "on or off"
+    INEXACT = "refuse or allow"
     COMMAND = "a command line"
     MODULES = "names of modules, separated by commas"
     STRATEGIES = "some of " + ", ".join(strategy.value for strategy in Strategy) + ", separated by commas"

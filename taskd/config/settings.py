@@ -249,6 +249,11 @@ PRELOAD_KEEP = Setting(
     "TASKD_PRELOAD_KEEP", None, Format.SWITCH, "off", (Reader.SHIM,),
     "Keeps libtaskd.so in LD_PRELOAD of training processes: for Ascend, and for scripts that re-execute themselves.",
 )  # fmt: skip
+INEXACT = Setting(
+    "TASKD_INEXACT", None, Format.INEXACT, "refuse", _AGENT,
+    "What happens if the training function's text shows, before the first step, that a recovery in place would not be "
+    "exact. With `refuse`, a fault restarts all processes. With `allow`, taskd only warns, and recovers in place.",
+)  # fmt: skip
 NCCL_TIMES = Setting(
     "TASKD_NCCL_TIMES", None, Format.SWITCH, "off", _AGENT,
     "Makes `libtaskd_core.so` NCCL's profiler plugin (NCCL 2.26 or newer), so that taskd sees when NCCL's kernels run "

@@ -35,6 +35,7 @@ class WorkerConfig:
     and data), `setup` (results of its collectives) and `marks` (what is done once) are None, and `copies` (of states)
     is empty, if the node could not provide them. `checkpoint_dir` is where a dump goes whose order names no directory;
     None if the environment names none either. `setup_digest` is that of its predecessor's set-up; "" without one.
+    `allows_inexact` (recoveries in place) is what the user has set; an agent does not write it.
     """
 
     agent_socket: Path
@@ -58,6 +59,7 @@ class WorkerConfig:
     replicas: int = 0
     per_node: int = 1
     self_check: SelfCheck = SelfCheck.OFF
+    allows_inexact: bool = False
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
@@ -90,6 +92,7 @@ class WorkerConfig:
             checkpoint_dir=source.path(settings.CHECKPOINT_DIR),
             job_id=job_id(source),
             self_check=source.self_check(settings.SELF_CHECK),
+            allows_inexact=source.allows(settings.INEXACT),
         )
 
     def environment(self) -> dict[str, str]:

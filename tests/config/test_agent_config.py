@@ -175,6 +175,14 @@ def test_a_worker_inherits_the_directory_of_its_checkpoints():
     assert config.checkpoint_dir == Path("/dumps")
 
 
+@pytest.mark.parametrize(("said", "allows"), [({}, False), ({"TASKD_INEXACT": "allow"}, True)])
+def test_a_worker_inherits_whether_it_may_be_inexact(said, allows):
+    written = WorkerConfig(Path("/run/t/agent.sock"), 77, Path("/run/t"), 3, 2, 9)
+    config = WorkerConfig.from_environment({"RANK": "3"} | said | written.environment())
+    assert config is not None
+    assert config.allows_inexact is allows
+
+
 def test_a_process_without_an_agent_is_no_worker():
     assert WorkerConfig.from_environment({"RANK": "0"}) is None
 

@@ -17,6 +17,8 @@ WRONG: dict[Format, str] = {
     Format.SECONDS: "soon",
     Format.FACTOR: "nan",
     Format.SWITCH: "yes",
+    Format.INEXACT: "perhaps",
+    Format.SELF_CHECK: "on",
     Format.MODULES: "no module",
     Format.STRATEGIES: "hope",
     Format.PATH: "not/absolute",

@@ -42,11 +42,11 @@ class Training:
         """Run the function to its end; what was told of it."""
         told: list[str] = []
 
-        def refuse(*, no_rebuild: str, no_newcomer: str) -> None:
+        def refuse(*, no_rebuild: str, no_newcomer: str, anew: str) -> None:
             told[:] = filter(None, [*no_rebuild.split("; "), no_newcomer])
 
         recovery = self.state._recovery
-        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, joins=False)
+        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, looks=True)
         recovery.on_commit = lambda _step: early.committed()
         taskd.resilient(self.state)(train)()
         return told

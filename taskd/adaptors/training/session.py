@@ -28,6 +28,7 @@ from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
 from taskd.adaptors.training.proof.looks import EarlyLooks
+from taskd.adaptors.training.proof.reading import refuse_inexact
 from taskd.adaptors.training.proof.self_check import SelfCheckRun
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
@@ -71,6 +72,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
                     recovery.begin()
                     return function(*args, **kwargs)
                 tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
+                refuse_inexact(function, (args, kwargs), state, runtime.refusals, runtime.link)
                 session = Session(runtime, recovery, getattr(function, "__code__", function))
                 return session.run(lambda: function(*args, **kwargs))
 

@@ -104,6 +104,11 @@ class PlainPlace(PackedPosition):
         for one in (loader, inner):
             vars(one)["_taskd_place"] = self
 
+    @property
+    def loader(self) -> Any:
+        """The loader; None if nobody has it any more."""
+        return self._loader()
+
     # What the state calls.
 
     def pack(self) -> bytes:

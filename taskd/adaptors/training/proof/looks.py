@@ -39,7 +39,7 @@ _numbers: Final = itertools.count()
 def allows_inexact() -> bool:
     """Whether the user wants to go on in place all the same."""
     link = worker.current()
-    return link is not None and bool(getattr(link.config, "allows_inexact", False))
+    return link is not None and link.config.allows_inexact
 
 
 class EarlyLooks:

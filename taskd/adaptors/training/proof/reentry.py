@@ -59,11 +59,18 @@ class ReentryProof:
     Args:
         recovery: whose steps are done again.
         agreement: how this rank agrees with the others.
+        hindered: why a proof is of no use here; "" if it is.
         conclude: called once, with the verdict. May raise what the training function is left by.
     """
 
-    def __init__(self, recovery: StateRecovery, agreement: Agreement, conclude: Callable[[CheckVerdict], None]) -> None:
-        self._recovery, self._agreement, self._conclude = recovery, agreement, conclude
+    def __init__(
+        self,
+        recovery: StateRecovery,
+        agreement: Agreement,
+        hindered: Callable[[], str],
+        conclude: Callable[[CheckVerdict], None],
+    ) -> None:
+        self._recovery, self._agreement, self._hindered, self._conclude = recovery, agreement, hindered, conclude
         self._thread = threading.get_ident()
         self._hooks: list[RemovableHandle] = []
         self._first: StepDigests | None = None
@@ -155,7 +162,7 @@ class ReentryProof:
             return f"{self._line}: the optimizer steps inside of the backward pass"
         if any(map(callable, (*args, *kwargs.values()))):
             return f"{self._line}: the optimizer is given a closure, and computes the gradients itself"
-        return self._recovery.why_not_again()
+        return self._hindered() or self._recovery.why_not_again()
 
     def _compare(self) -> None:
         assert self._first is not None

@@ -83,7 +83,10 @@ class SelfCheckRun:
         store = dist.distributed_c10d._get_default_store()
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(store, prefix, dist.get_rank(), world_size, self._waiting)
-        self._proof = ReentryProof(self._recovery, agreement, self._conclude)
+        self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
+
+    def _hindered(self) -> str:
+        return "at a fault all processes start anew in any case" if self._runtime.refusals.of_newcomers else ""
 
     def _waiting(self) -> None:
         if self._link.interrupted:
@@ -126,7 +129,11 @@ class SelfCheckRun:
             self._start_anew(verdict)
 
     def _heed(self, verdict: CheckVerdict) -> None:
-        if verdict.outcome is CheckOutcome.NOT_EXACT:
+        if verdict.outcome is not CheckOutcome.NOT_EXACT:
+            return
+        if self._link.config.allows_inexact:
+            self._runtime.refusals.warn(f"the training is {verdict.text}. {_REMEDY}")
+        else:
             self._runtime.refusals.add(Matter(f"the training is {verdict.text}", _REMEDY, no_rebuild=True))
 
     def _start_anew(self, verdict: CheckVerdict) -> None:

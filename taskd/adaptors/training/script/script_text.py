@@ -27,13 +27,19 @@ class ScriptLine(NamedTuple):
 
 def function_of(place: ScriptLine) -> ast.AST | None:
     """The function's tree; None if there is no text, or it cannot be read."""
-    tree = _tree("".join(linecache.getlines(place.file)))
+    return _functions("".join(linecache.getlines(place.file))).get(place.function)
+
+
+@lru_cache(maxsize=4)
+def _functions(text: str) -> dict[int, ast.AST]:
+    """The functions of a text by their first lines; of several on one line the outermost."""
+    found: dict[int, ast.AST] = {}
+    tree = _tree(text)
     for node in () if tree is None else ast.walk(tree):
         if isinstance(node, FUNCTIONS):
             begins = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", []))])
-            if begins == place.function:
-                return node
-    return None
+            found.setdefault(begins, node)
+    return found
 
 
 def attribute_read_at(files: Iterable[str], name: str) -> str:

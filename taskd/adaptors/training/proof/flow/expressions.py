@@ -1,0 +1,328 @@
+"""Expressions of the script: what is known of their values.
+
+Rules:
+
+1. Nothing of the script is evaluated. What a name stands for is looked up; calls are read where they are the script's.
+2. Where a value that a recovery changes comes to something that moves the training, that is an effect.
+3. A value that nothing is known of is taken for one that a recovery leaves as it was: what is not seen is not told.
+"""
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+from torch.utils.data import Sampler
+
+from taskd.adaptors.training.proof.flow.counting import AlignedCounts
+from taskd.adaptors.training.proof.flow.meanings import is_part, is_plain
+from taskd.adaptors.training.proof.flow.scope import Closure, Scope, assigned, member, names_in
+from taskd.adaptors.training.proof.flow.values import (
+    AT_EPOCH,
+    AT_STEP,
+    BATCH,
+    MISSING,
+    NONE,
+    PLAIN,
+    VARYING,
+    Elements,
+    Root,
+    Taint,
+    TaintKind,
+    Taints,
+    Value,
+    combine,
+    merge,
+)
+from taskd.adaptors.training.script.script_text import FUNCTIONS
+
+_MOST_NODES: Final = 25_000
+"""Expressions and statements that are read, each time that they are: some 50 ms."""
+
+
+class TooMuch(Exception):  # noqa: N818 - no error of anybody's
+    """The script is longer than the time that its reading may take."""
+
+
+class Expressions:
+    """Reads expressions. `findings` are the sources that reach the training: each with where, and what it is there.
+
+    Args:
+        state: the `TrainState`.
+        parts: its parts by name.
+        loaders: names of the loaders of the state, by the ids of what a script may have them as.
+    """
+
+    def __init__(self, state: Any, parts: Mapping[str, Any], loaders: Mapping[int, str]) -> None:
+        self.state, self.parts, self.loaders = state, parts, loaders
+        self.part_ids = frozenset(
+            id(part) for part in parts.values() if id(part) not in loaders and not isinstance(part, Sampler)
+        )
+        self.findings: dict[Taint, tuple[str, str]] = {}
+        self.right: set[Taint] = set()
+        self.frames: list[Scope] = []
+        self.control: Taints = NONE
+        self.anchored = False
+        self._guards: list[frozenset[str]] = []
+        self._nodes = 0
+        self.aligned = AlignedCounts()
+
+    @property
+    def frame(self) -> Scope:
+        """The function that is being read."""
+        return self.frames[-1]
+
+    def count_node(self) -> None:
+        """One more has been read."""
+        self._nodes += 1
+        if self._nodes > _MOST_NODES:
+            raise TooMuch
+
+    def effect(self, node: Any, sources: Taints = NONE) -> None:
+        """The training is moved here, by values that these sources have changed or under such a condition."""
+        for source in sources | self.control:
+            self.find(source, node)
+
+    def find(self, source: Taint, node: Any) -> None:
+        """The source matters, at this node first."""
+        if source not in self.findings:
+            text = "" if isinstance(node, (*FUNCTIONS, ast.For, ast.While)) else ast.unparse(node)
+            self.findings[source] = self.frame.place(node), text.partition("\n")[0][:60]
+
+    @contextmanager
+    def under(self, test: Value, names: frozenset[str] = frozenset()) -> Iterator[None]:
+        """What is read meanwhile is done under this condition."""
+        control, anchored = self.control, self.anchored
+        self.control = control | test.taints
+        self.anchored = anchored or test.root >= Root.EPOCH
+        self._guards.append(names)
+        try:
+            yield
+        finally:
+            self.control, self.anchored = control, anchored
+            self._guards.pop()
+
+    def read(self, node: ast.AST | None) -> Value:
+        """What is known of an expression's value."""
+        if node is None:
+            return PLAIN
+        self.count_node()
+        known = _KINDS.get(type(node))
+        return self._all(node) if known is None else known(self, node)
+
+    def _all(self, node: ast.AST) -> Value:
+        return combine([self.read(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
+
+    def of_object(self, obj: Any) -> Value:
+        """What is known of an object that was there before."""
+        if obj is MISSING:
+            return PLAIN
+        loader = self.loaders.get(id(obj), "")
+        return Value(
+            const=obj if is_plain(obj) else MISSING,
+            obj=obj,
+            part=id(obj) in self.part_ids or is_part(obj),
+            shape=Elements(loader) if loader else None,
+        )
+
+    # The kinds of expressions.
+
+    def _constant(self, node: ast.Constant) -> Value:
+        return Value(const=node.value) if is_plain(node.value) else PLAIN
+
+    def _name(self, node: ast.Name) -> Value:
+        frame: Scope | None = self.frame
+        while frame is not None:
+            found = None if frame.env is None else frame.env.names.get(node.id)
+            if found is not None:
+                if found.behind is not None and not self._is_guarded():
+                    self.find(found.behind, node)
+                return found if found.behind is None else found._replace(behind=None)
+            if frame.outer is None or (frame.function is not None and node.id in frame.outside):
+                break
+            frame = frame.outer
+        return self.of_object(self.frame.known(node.id))
+
+    def _attribute(self, node: ast.Attribute) -> Value:
+        owner = self.read(node.value)
+        if owner.obj is self.state:
+            return self.of_state(node.attr)
+        found = member(owner.obj, node.attr)
+        value = PLAIN if found is MISSING else self.of_object(found)
+        if not (owner.taints or owner.pending or owner.part or owner.root or owner.head):
+            return value
+        known = combine([owner])
+        return known._replace(obj=value.obj, part=owner.part or value.part, shape=value.shape)
+
+    def of_state(self, name: str) -> Value:
+        """An attribute of the state."""
+        if name in ("step", "epoch"):
+            return AT_STEP if name == "step" else AT_EPOCH
+        if name == "commit":
+            return Value(obj=member(self.state, name))
+        return self.of_object(self.parts.get(name, MISSING))
+
+    def _subscript(self, node: ast.Subscript) -> Value:
+        owner, key = self.read(node.value), self.read(node.slice)
+        at = key.const
+        if owner.zero is not None and type(at) is int and owner.root is not Root.FIXED:
+            self.divide(node.value, node, owner)
+        items = None if owner.shape is None else owner.shape.items
+        if items is not None and type(at) is int and -len(items) <= at < len(items):
+            return items[at]
+        obj = owner.obj
+        if type(obj) in (dict, list, tuple) and at is not MISSING:
+            try:
+                found = self.of_object(obj[at])
+            except (KeyError, IndexError, TypeError):
+                found = PLAIN
+            return found._replace(part=True) if owner.part else found
+        return combine([owner, key])
+
+    def _operation(self, node: ast.BinOp) -> Value:
+        left, right = self.read(node.left), self.read(node.right)
+        if isinstance(node.op, ast.Div | ast.FloorDiv | ast.Mod):
+            self.divide(node.right, node, right)
+        if isinstance(node.op, ast.Mod) and left.taints:
+            kept = self.aligned.misaligned(node, left.taints, self.frame.loops)
+            left = left._replace(taints=kept)
+        return combine((left, right))
+
+    def divide(self, divisor: ast.AST, node: Any, value: Value) -> None:
+        """By this is divided, or it must not be empty."""
+        if value.zero is not None and not any(names_in(divisor) & guarded for guarded in self._guards):
+            self.find(value.zero, node)
+
+    def _is_guarded(self) -> bool:
+        """Whether this is done only if a name of an empty pass has a value."""
+        env = self.frame.env
+        names = [name for guarded in self._guards for name in guarded]
+        values = [env.names[name] for name in names if env is not None and name in env.names]
+        return any(value.zero is not None or value.behind is not None for value in values)
+
+    def _comparison(self, node: ast.Compare) -> Value:
+        values = [self.read(node.left), *map(self.read, node.comparators)]
+        if any(value.root is Root.STEP for value in values):
+            begins = {one for value in values for one in value.taints if one.kind is TaintKind.BEGINS}
+            if begins:  # what was done is left out by the script
+                self.right |= begins
+                values = [value._replace(taints=value.taints - begins) for value in values]
+        return combine(values)
+
+    def _choice(self, node: ast.IfExp) -> Value:
+        test = self.read(node.test)
+        with self.under(test, names_in(node.test)):
+            value = merge(self.read(node.body), self.read(node.orelse))
+        return value._replace(taints=value.taints | test.taints) if test.taints else value
+
+    def _sequence(self, node: Any) -> Value:
+        items = tuple(map(self.read, node.elts))
+        whole = combine(items)
+        if isinstance(node, ast.List) and not items:
+            return Value(const=())
+        return whole._replace(shape=Elements(items=items)) if isinstance(node, ast.Tuple) else whole
+
+    def _bound_name(self, node: ast.NamedExpr) -> Value:
+        value = self.read(node.value)
+        self.bind(node.target, value)
+        return value
+
+    def _function(self, node: ast.Lambda) -> Value:
+        return self.closure(node)
+
+    def closure(self, node: Any) -> Value:
+        """A function that is defined here: it has whatever the names have that it reads."""
+        env = self.frame.env
+        own = assigned(node) if not isinstance(node, ast.Lambda) else {}
+        read = [env.names[name] for name in names_in(node) if env is not None and name in env.names and name not in own]
+        whole = combine(read)
+        return Value(whole.taints, whole.pending, obj=Closure(node, self.frame))
+
+    def _comprehension(self, node: Any) -> Value:
+        env = self.frame.env
+        assert env is not None
+        before, read = env.names.copy(), []
+        for turn in node.generators:
+            value = self.read(turn.iter)
+            read.append(value)
+            self.bind(turn.target, self.element(value))
+            read.extend(map(self.read, turn.ifs))
+        results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
+        read.extend(map(self.read, results))
+        env.names = before
+        return combine(read)
+
+    def _yield(self, node: ast.Yield) -> Value:
+        frame = self.frame
+        frame.given.append(self.read(node.value))
+        if frame.yields:
+            self.effect(node)
+            self.cross(frame)
+        return VARYING
+
+    def _yield_from(self, node: ast.YieldFrom) -> Value:
+        value, frame = self.read(node.value), self.frame
+        self.goes_over(value)
+        frame.given.append(self.element(value))
+        if frame.yields:
+            self.effect(node)
+            self.cross(frame)
+        return VARYING
+
+    def element(self, value: Value) -> Value:
+        """What a turn over this value gives."""
+        shape = value.shape
+        if shape is not None and shape.element is not None:
+            return shape.element
+        if shape is not None and shape.loader:
+            return BATCH._replace(taints=value.taints, pending=value.pending)
+        if shape is not None and shape.items:
+            first, *others = shape.items
+            for other in others:
+                first = merge(first, other)
+            return first
+        whole = combine([value])
+        if whole.root in (Root.FRESH, Root.FIXED):
+            return whole
+        return Value(whole.taints, whole.pending, Root.VARIES, part=whole.part)
+
+    def goes_over(self, value: Value) -> None:
+        """A loader of the state may be gone over here."""
+        if value.shape is not None and value.shape.loader and not self.frame.passes:
+            self.frame.passes = value.shape.loader
+
+    # What statements and calls know.
+
+    def call(self, node: ast.Call) -> Value:
+        """A call."""
+        raise NotImplementedError
+
+    def bind(self, target: ast.AST, value: Value) -> None:
+        """Give a value to a name, or to whatever stands there."""
+        raise NotImplementedError
+
+    def cross(self, frame: Scope) -> None:
+        """A step is committed while this function is at this place."""
+        raise NotImplementedError
+
+
+_KINDS: Final[dict[type, Callable[[Any, Any], Value]]] = {
+    ast.Constant: Expressions._constant,
+    ast.Name: Expressions._name,
+    ast.Attribute: Expressions._attribute,
+    ast.Subscript: Expressions._subscript,
+    ast.BinOp: Expressions._operation,
+    ast.Compare: Expressions._comparison,
+    ast.IfExp: Expressions._choice,
+    ast.Tuple: Expressions._sequence,
+    ast.List: Expressions._sequence,
+    ast.NamedExpr: Expressions._bound_name,
+    ast.Lambda: Expressions._function,
+    ast.ListComp: Expressions._comprehension,
+    ast.SetComp: Expressions._comprehension,
+    ast.GeneratorExp: Expressions._comprehension,
+    ast.DictComp: Expressions._comprehension,
+    ast.Yield: Expressions._yield,
+    ast.YieldFrom: Expressions._yield_from,
+    ast.Call: lambda self, node: self.call(node),
+}

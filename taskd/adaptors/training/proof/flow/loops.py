@@ -1,0 +1,250 @@
+"""Loops of the script: how values go around them, and over a commit.
+
+Rules:
+
+1. A loop is read until the values at its head stay, at most three times.
+2. At a commit each name that the loop sets is *pending*, unless it comes again (`comes_again`): a function that is
+   entered anew there has what the name began with. As the loop's turn ends, what is pending is changed.
+3. Behind a loop over a loader, in an epoch of `state.epochs()`, names that the loop alone sets may be unbound: a
+   recovery at the epoch's end goes on with an empty pass.
+"""
+
+import ast
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any, Final
+
+from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.training.proof.flow.calls import Calls
+from taskd.adaptors.training.proof.flow.scope import Loop, Scope, code_of, inside, live_at_head
+from taskd.adaptors.training.proof.flow.values import (
+    NONE,
+    PLAIN,
+    Elements,
+    Env,
+    Root,
+    Taint,
+    TaintKind,
+    Value,
+    combine,
+    comes_again,
+    join,
+)
+from taskd.adaptors.training.script.script_text import LOOPS
+
+_TURNS: Final = 3
+UNNAMED: Final = ("enumerate", "range", "count")
+"""Names of sources whose variable in the script is not known yet."""
+
+
+class Loops(Calls):
+    """Reads loops."""
+
+    def for_loop(self, node: Any) -> None:
+        """A `for`."""
+        over = self._iterated(self.read(node.iter))
+        self.goes_over(over)
+        loop = self._loop(node)
+        shape = over.shape or Elements()
+        element = self.element(over)
+        loop.epochs = shape.epochs
+        if not loop.commits:
+            element = _of_one_step(element)
+        if loop.commits and not shape.epochs and element.root is Root.STEP and loop.nested:
+            element = element._replace(root=Root.EPOCH)
+        if loop.commits and over.taints:
+            self.effect(node, over.taints)
+
+        def begin() -> None:
+            self.bind(node.target, element)
+
+        with self.under(combine([over]) if not loop.commits else PLAIN):
+            self._go_round(node, loop, begin, passes=shape.loader)
+        if shape.cut is not None and loop.commits and not loop.bounded:
+            self.find(shape.cut, node.iter if shape.loader else node)
+
+    def while_loop(self, node: ast.While) -> None:
+        """A `while`."""
+        loop = self._loop(node)
+        tests: list[Value] = []
+
+        def begin() -> None:
+            tests.append(self.read(node.test))
+            if loop.commits:
+                self.effect(node, tests[-1].taints)
+
+        endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
+        self._go_round(node, loop, begin, endless=endless)
+
+    def _loop(self, node: Any) -> Loop:
+        env = self.frame.env
+        assert env is not None
+        commits = self.commits(node)
+        loops = (one for one in inside(node) if isinstance(one, LOOPS) and one is not node) if commits else ()
+        inner = tuple(one for one in loops if self.commits(one))
+        nested = bool(inner) or (commits and self._calls_loops(node))
+        first = self.firsts.setdefault(id(node), env.names.copy())
+        return Loop(node, commits=commits, nested=nested, inner=inner, first=first)
+
+    def _calls_loops(self, node: Any) -> bool:
+        """Whether a function that is called in it has a loop in which steps are committed."""
+        for one in inside(node):
+            if isinstance(one, ast.Call):
+                code = self.code_of(self.called_quietly(one.func, self.frame)[0])
+                if code is not None and self.commits(code.node, self.frame_of(code)):
+                    frame = self.frame_of(code)
+                    if any(isinstance(two, LOOPS) and self.commits(two, frame) for two in inside(code.node)):
+                        return True
+        return False
+
+    def _iterated(self, over: Value) -> Value:
+        """What a loop goes over, where that is an object of the script's: what its `__iter__` gives."""
+        kind = type(over.obj)
+        found = kind.__dict__.get("__iter__")
+        if over.shape is not None or not isinstance(found, FunctionType) or not is_users(found.__code__.co_filename):
+            return over
+        code = code_of(MethodType(found, over.obj))
+        return over if code is None else self.own_call(code, [], {})
+
+    def _go_round(
+        self, node: Any, loop: Loop, begin: Callable[[], None], *, passes: str = "", endless: bool = False
+    ) -> None:
+        frame = self.frame
+        first = frame.env
+        assert first is not None
+        back: Env | None
+        live = live_at_head(node)
+        frame.loops.append(loop)
+        head: Env | None = first.copy()
+        left: Env | None = None
+        for _ in range(_TURNS if loop.commits else 2):
+            assert head is not None
+            loop.breaks, loop.continues = [], []
+            frame.env = self._at_head(head, loop)
+            begin()
+            self.run_block(node.body)
+            back = frame.env
+            for one in loop.continues:
+                back = join(back, one)
+            self._turned(loop, back)
+            left = _all_of(loop.breaks)
+            if back is None or not _grows(head, back, live):
+                head = join(head, back)
+                break
+            head = join(head, back)
+        frame.loops.pop()
+        self._turned(loop, left)
+        if not endless and head is not None:
+            frame.env = head.copy()
+            self.run_block(node.orelse)
+            left = join(left, frame.env)
+        frame.env = left
+        self._behind(loop, first, passes)
+
+    def _at_head(self, head: Env, loop: Loop) -> Env:
+        env = head.copy()
+        for name in loop.assigned:
+            value = env.names.get(name)
+            if value is not None and not value.head:
+                env.names[name] = value._replace(head=name)
+        env.committed, env.late = (0, frozenset()) if loop.commits else (env.committed, env.late)
+        return env
+
+    def cross(self, frame: Scope) -> None:
+        """A step is committed while this function is at this place."""
+        env = frame.env
+        if env is None:
+            return
+        loop = frame.loops[-1] if frame.loops else None
+        if loop is not None:
+            names, first = loop.assigned, loop.first
+        else:
+            names, first = (frame.assigned if frame is not self.frames[0] else {}), {}
+        for name, value in env.names.items():
+            if value.root is Root.FRESH:
+                kind = TaintKind.AHEAD
+            elif name in names and value.head != name and not comes_again(value, first.get(name), Root.STEP):
+                kind = TaintKind.CARRIED
+            else:
+                continue
+            line = names.get(name) or frame.assigned.get(name, frame.node.lineno)
+            source = Taint(kind, name, f"{frame.file}:{line}")
+            env.names[name] = value._replace(pending=value.pending | {source}, root=max(Root.VARIES, _kept(value.root)))
+        env.committed, env.late = 2, frozenset()
+
+    def _turned(self, loop: Loop, env: Env | None) -> None:
+        """The loop's turn is over: what was pending is changed, and what was set since the commit is carried on."""
+        if env is None:
+            return
+        for name, value in env.names.items():
+            if value.pending:
+                env.names[name] = value._replace(taints=value.taints | value.pending, pending=NONE)
+        if not loop.commits or not env.committed:
+            return
+        level = Root.EPOCH if loop.nested else Root.STEP
+        for name, line in (loop.carried() if loop.nested else loop.assigned).items():
+            value = env.names.get(name, PLAIN)
+            if value.head == name or value.root is Root.FRESH or not (loop.nested or name in env.late):
+                continue
+            if not comes_again(value, loop.first.get(name), level):
+                source = Taint(TaintKind.CARRIED, name, f"{self.frame.file}:{line}")
+                env.names[name] = value._replace(taints=value.taints | {source})
+
+    def _behind(self, loop: Loop, first: Env, passes: str) -> None:
+        """Behind a loop, its names are what they are in other places; of an empty pass they may be nothing."""
+        env = self.frame.env
+        if env is None:
+            return
+        if loop.commits:
+            env.committed = 1
+        for name in loop.assigned:
+            value = env.names.get(name)
+            if value is not None and value.head == name:
+                env.names[name] = value._replace(head="")
+        if not (passes and loop.commits and self._in_epochs()):
+            return
+        place = self.frame.place(loop.node)
+        for name in loop.assigned:
+            value, known = env.names.get(name), first.names.get(name)
+            if value is None:
+                continue
+            if known is None:
+                env.names[name] = value._replace(behind=Taint(TaintKind.UNBOUND, name, place, passes))
+            elif known.const in (0, ()) and known.const is not False and not known.taints:
+                env.names[name] = value._replace(zero=Taint(TaintKind.ZERO, name, place, passes))
+
+    def _in_epochs(self) -> bool:
+        return any(loop.epochs for frame in self.frames for loop in frame.loops)
+
+
+def _kept(root: Root) -> Root:
+    return Root.FIXED if root is Root.FRESH else root
+
+
+def _of_one_step(element: Value) -> Value:
+    """What a loop gives that begins and ends within one step, or one pass: it is redone with that."""
+    items = None if element.shape is None else element.shape.items
+    if items is not None and element.shape is not None:
+        element = element._replace(shape=element.shape._replace(items=tuple(map(_of_one_step, items))))
+    taints = frozenset(one for one in element.taints if one.name not in UNNAMED)
+    return element._replace(taints=taints) if len(taints) < len(element.taints) else element
+
+
+def _all_of(envs: list[Env]) -> Env | None:
+    whole: Env | None = None
+    for one in envs:
+        whole = join(whole, one)
+    return whole
+
+
+def _grows(head: Env, back: Env, live: frozenset[str]) -> bool:
+    """Whether another turn may be read otherwise."""
+    for name in live & back.names.keys():
+        value, known = back.names[name], head.names.get(name)
+        if known is None or value is known:
+            if known is None:
+                return True
+            continue
+        if value.taints - known.taints or max(value.root, known.root) is not known.root:
+            return True
+    return False

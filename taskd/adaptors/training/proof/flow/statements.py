@@ -1,0 +1,263 @@
+"""Statements of the script: how values go from one to the next, around loops, and over a commit.
+
+Rules:
+
+1. A loop is read until the values at its head stay, at most three times.
+2. At a commit each name that the loop sets is *pending*, unless it comes again (`comes_again`): a function that is
+   entered anew there has what the name began with. As the loop's turn ends, what is pending is changed.
+3. Behind a loop over a loader, in an epoch of `state.epochs()`, names that the loop alone sets may be unbound: a
+   recovery at the epoch's end goes on with an empty pass.
+"""
+
+import ast
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+from taskd.adaptors.training.proof.flow.loops import UNNAMED, Loops
+from taskd.adaptors.training.proof.flow.scope import Loop, inside, names_in
+from taskd.adaptors.training.proof.flow.values import (
+    MISSING,
+    PLAIN,
+    VARYING,
+    Env,
+    Root,
+    Value,
+    combine,
+    join,
+)
+
+
+class Statements(Loops):
+    """Reads statements."""
+
+    def run_block(self, block: list[ast.stmt]) -> None:
+        """Read statements, one after the other, until a path ends."""
+        for one in block:
+            if self.frame.env is None:
+                return
+            self.count_node()
+            known = _KINDS.get(type(one))
+            if known is not None:
+                known(self, one)
+
+    # Names.
+
+    def bind(self, target: Any, value: Value) -> None:
+        """Give a value to a name, or to whatever stands there."""
+        if isinstance(target, ast.Name):
+            self._bind_name(target.id, value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            items = None if value.shape is None else value.shape.items
+            fits = items is not None and len(items) == len(target.elts)
+            each = self.element(value) if not fits else PLAIN
+            for number, one in enumerate(target.elts):
+                self.bind(one, items[number] if fits and items is not None else each)
+        elif isinstance(target, ast.Starred):
+            self.bind(target.value, value)
+        elif isinstance(target, ast.Subscript | ast.Attribute):
+            self._bind_part(target, value)
+
+    def _bind_name(self, name: str, value: Value) -> None:
+        frame = self.frame
+        if name in frame.outside:
+            return
+        if name in frame.around and frame.outer is not None:
+            frame = frame.outer
+        env = frame.env
+        if env is None:
+            return
+        if self.control:
+            value = value._replace(taints=value.taints | self.control)
+        if value.head and value.head != name:
+            value = value._replace(head="", root=max(value.root, Root.VARIES))
+        elif self.anchored and value.root is Root.FIXED:
+            value = value._replace(root=Root.STEP)
+        env.names[name] = _named(value, name)
+        if env.committed == 2:
+            env.late |= {name}
+
+    def _bind_part(self, target: Any, value: Value) -> None:
+        owner = self.read(target.value)
+        if owner.part or owner.obj is self.state:
+            self.effect(target, value.taints)
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            env = self.frame.env
+            if env is not None and target.value.id in env.names:
+                self._bind_name(target.value.id, combine([owner, value, VARYING]))
+
+    def _assign(self, node: ast.Assign) -> None:
+        value = self.read(node.value)
+        for target in node.targets:
+            self.bind(target, value)
+
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.bind(node.target, self.read(node.value))
+
+    def _augmented(self, node: ast.AugAssign) -> None:
+        known = self.read(_loaded(node.target))
+        value = self.read(node.value)
+        if isinstance(node.target, ast.Name):
+            self.bind(node.target, combine([known, value]))
+        else:
+            self._bind_part(node.target, combine([known, value]))
+
+    def _delete(self, node: ast.Delete) -> None:
+        env = self.frame.env
+        for target in node.targets:
+            if isinstance(target, ast.Name) and env is not None:
+                found = env.names.pop(target.id, None)
+                if found is not None and found.behind is not None:
+                    self.find(found.behind, node)
+
+    def _define(self, node: ast.FunctionDef) -> None:
+        self._bind_name(node.name, self.closure(node))
+
+    def _import(self, node: ast.Import) -> None:
+        for one in node.names:
+            name = one.asname or one.name.partition(".")[0]
+            self._bind_name(name, self.of_object(sys.modules.get(one.name if one.asname else name, MISSING)))
+
+    def _import_from(self, node: ast.ImportFrom) -> None:
+        module = sys.modules.get(node.module or "")
+        for one in node.names:
+            self._bind_name(
+                one.asname or one.name, self.of_object(vars(module).get(one.name, MISSING) if module else MISSING)
+            )
+
+    def _expression(self, node: ast.Expr) -> None:
+        self.read(node.value)
+
+    # Branches.
+
+    def _if(self, node: ast.If) -> None:
+        test = self.read(node.test)
+        frame, before = self.frame, self.frame.env
+        assert before is not None
+        with self.under(test, names_in(node.test)):
+            frame.env = before.copy()
+            self.run_block(node.body)
+            after, frame.env = frame.env, before
+            self.run_block(node.orelse)
+        frame.env = join(after, frame.env)
+
+    def _try(self, node: Any) -> None:
+        frame = self.frame
+        assert frame.env is not None
+        before = frame.env.copy()
+        self.run_block(node.body)
+        broken: Env | None = join(before, frame.env)
+        if frame.env is not None:
+            self.run_block(node.orelse)
+        after: Env | None = frame.env
+        for handler in node.handlers:
+            frame.env = None if broken is None else broken.copy()
+            if handler.name:
+                self._bind_name(handler.name, PLAIN)
+            self.run_block(handler.body)
+            after = join(after, frame.env)
+        frame.env = after
+        if frame.env is not None:
+            self.run_block(node.finalbody)
+
+    def _with(self, node: ast.With) -> None:
+        frame = self.frame
+        graded = frame.graded
+        for item in node.items:
+            value = self.read(item.context_expr)
+            if item.optional_vars is not None:
+                self.bind(item.optional_vars, value)
+            called = getattr(item.context_expr, "func", item.context_expr)
+            if getattr(called, "attr", getattr(called, "id", "")) in ("no_grad", "inference_mode"):
+                frame.graded = False
+        self.run_block(node.body)
+        frame.graded = graded
+
+    def _match(self, node: ast.Match) -> None:
+        test = self.read(node.subject)
+        frame, before = self.frame, self.frame.env
+        after: Env | None = before
+        for case in node.cases:
+            with self.under(test):
+                frame.env = None if before is None else before.copy()
+                for one in inside(case.pattern):
+                    if name := getattr(one, "name", None):
+                        self._bind_name(name, test)
+                self.run_block(case.body)
+                after = join(after, frame.env)
+        frame.env = after
+
+    # Where paths end.
+
+    def _return(self, node: ast.Return) -> None:
+        value = self.read(node.value)
+        self.frame.returned.append(value._replace(taints=value.taints | self.control) if self.control else value)
+        if any(loop.commits for loop in self.frame.loops):
+            self._ends(node, self.frame.loops)
+        self.frame.env = None
+
+    def _break(self, node: ast.Break) -> None:
+        loop = self.frame.loops[-1]
+        if loop.commits:
+            self._ends(node, self.frame.loops)
+        if self.frame.env is not None:
+            loop.breaks.append(self.frame.env)
+        self.frame.env = None
+
+    def _continue(self, node: ast.Continue) -> None:
+        loop = self.frame.loops[-1]
+        if loop.commits:
+            self._ends(node, [loop])
+        if self.frame.env is not None:
+            loop.continues.append(self.frame.env)
+        self.frame.env = None
+
+    def _ends(self, node: ast.stmt, loops: list[Loop]) -> None:
+        self.effect(node)
+        if self.anchored:
+            for loop in loops:
+                loop.bounded = True
+
+    def _raise(self, node: ast.Raise) -> None:
+        if node.exc is not None:
+            self.read(node.exc)
+        self.frame.env = None
+
+
+def _named(value: Value, name: str) -> Value:
+    """With `enumerate` sources under the name that the count has in the script."""
+    found = [one for one in value.taints if one.name in UNNAMED]
+    if not found:
+        return value
+    others = value.taints.difference(found)
+    return value._replace(taints=others | {one._replace(name=name) for one in found})
+
+
+def _loaded(target: Any) -> Any:
+    """The same as what is read."""
+    if isinstance(target, ast.Name):
+        return ast.copy_location(ast.Name(target.id, ast.Load()), target)
+    return target
+
+
+_KINDS: Final[dict[type, Callable[[Any, Any], None]]] = {
+    ast.Expr: Statements._expression,
+    ast.Assign: Statements._assign,
+    ast.AnnAssign: Statements._annotated,
+    ast.AugAssign: Statements._augmented,
+    ast.Delete: Statements._delete,
+    ast.FunctionDef: Statements._define,
+    ast.Import: Statements._import,
+    ast.ImportFrom: Statements._import_from,
+    ast.If: Statements._if,
+    ast.Try: Statements._try,
+    ast.With: Statements._with,
+    ast.Match: Statements._match,
+    ast.Return: Statements._return,
+    ast.Break: Statements._break,
+    ast.Continue: Statements._continue,
+    ast.Raise: Statements._raise,
+    ast.For: Statements.for_loop,
+    ast.While: Statements.while_loop,
+}

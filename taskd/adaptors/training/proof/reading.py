@@ -1,0 +1,200 @@
+"""What of the training function would be another one after a recovery: read from its text, before the first step.
+
+Rules:
+
+1. Read are the function and the functions of the script that it calls, by definition and use (`flow`). Nothing of the
+   script is run. What has no text, or is a library's, is not read, and nothing is told of it.
+2. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
+   printed, logged or saved is no finding. Nor is what the state, its step, or the loader's place makes right again.
+3. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone.
+4. Whatever fails in the reading is logged, and the training begins.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from torch.utils.data import Sampler
+
+from taskd.adaptors.training.limits.matter import Matter
+from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.proof.flow.expressions import TooMuch
+from taskd.adaptors.training.proof.flow.scope import code_of, forget_text, plain_function
+from taskd.adaptors.training.proof.flow.statements import Statements
+from taskd.adaptors.training.proof.flow.values import Taint, TaintKind
+from taskd.adaptors.training.state import TrainState
+from taskd.core.policy import SelfCheck
+from taskd.runtime.worker.worker import WorkerLink
+
+_log = logging.getLogger(__name__)
+_MOST_TOLD: Final = 5
+
+
+class ReadFinding(NamedTuple):
+    """One thing that is not exact after a recovery.
+
+    Attributes:
+        line: `file:line` of the script.
+        text: what was found there, and what a recovery makes of it.
+        remedy: what to write in its place.
+    """
+
+    line: str
+    text: str
+    remedy: str
+
+
+def refuse_inexact(
+    function: Any,
+    given: tuple[Sequence[Any], Mapping[str, Any]],
+    state: TrainState,
+    refusals: Refusals,
+    link: WorkerLink,
+) -> None:
+    """Refuse recoveries in place of a training function that is not exact after one; warn of it only where allowed.
+
+    `given` are the arguments that it is called with. A process that joins does not read: its peers have. Nor does one of
+    a job that does not check itself (TASKD_SELF_CHECK).
+    """
+    if link.joins or link.config.self_check is SelfCheck.OFF:
+        return
+    try:
+        findings = read_function(function, given, state)
+    except Exception:  # noqa: BLE001 - whatever it is, it is no reason not to train
+        _log.warning("the training function could not be read, and is not judged", exc_info=True)
+        return
+    told = findings[:_MOST_TOLD]
+    if len(findings) > len(told):
+        last = told[-1]
+        told[-1] = last._replace(text=f"{last.text} (and {len(findings) - len(told)} more)")
+    if link.config.allows_inexact:
+        refusals.warn(*(f"{one.text}: not exact after a recovery. {one.remedy}" for one in told))
+    else:
+        refusals.add(*(Matter(one.text, one.remedy, no_rebuild=True) for one in told))
+
+
+def read_function(
+    function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState
+) -> list[ReadFinding]:
+    """What is found in a training function, in the order of its lines."""
+    called, own, first = plain_function(function)
+    code = code_of(called)
+    if code is None or code.function is None:
+        return []
+    parts = state._recovery.parts
+    loaders = {id(part): name for name, part in parts.positions.items() if not isinstance(part, Sampler)}
+    loaders |= {id(loader): name for name, place in parts.places.items() if (loader := getattr(place, "loader", None))}
+    reader = Statements(state, parts.all, loaders)
+    try:
+        reader.read_training(code._replace(own=own), (*first, *given[0]), given[1])
+    except TooMuch:
+        _log.info("the training function is longer than what is read of it beforehand")
+    finally:
+        forget_text()
+    return _as_findings(reader)
+
+
+def _as_findings(reader: Statements) -> list[ReadFinding]:
+    counts = {one.name for one in reader.findings if one.kind in (TaintKind.INDEX, TaintKind.BEGINS, TaintKind.AHEAD)}
+    right = {(one.kind, one.place) for one in reader.right}
+    found: dict[tuple[str, str], ReadFinding] = {}
+    for source, (place, text) in reader.findings.items():
+        if (source.kind, source.place) in right or (source.kind is TaintKind.CARRIED and source.name in counts):
+            continue
+        used = f"{place} ({text})" if text else place
+        found.setdefault((source.name, source.kind.name), _WORDS[source.kind](source, used))
+    named = {one.line for (name, kind), one in found.items() if kind == TaintKind.BEGINS.name and name != "range"}
+    told = [one for (name, _), one in found.items() if name != "range" or one.line not in named]
+    return sorted(told, key=lambda one: _by_line(one.line))
+
+
+def _by_line(place: str) -> tuple[str, int]:
+    file, _, line = place.rpartition(":")
+    return file, int(line)
+
+
+def _of_index(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{source.place} counts the batches of {source.loader!r} with {source.name!r}, and {used} depends on it: after "
+        "a recovery the loader goes on where it stood, and the count begins anew",
+        f"Count with state.step, or begin with enumerate({source.loader}, start=state.step % len({source.loader})) if "
+        "each batch is committed.",
+    )
+
+
+def _of_cut(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} takes or leaves out a number of batches of {source.loader!r}, counted from where the loader goes on "
+        "after a recovery",
+        "End the pass by state.step (if state.step % N == 0: break), and leave out nothing by hand.",
+    )
+
+
+def _of_beginning(source: Taint, used: str) -> ReadFinding:
+    begins = "begins" if source.name == "range" else f"begins {source.name!r}"
+    depends = "" if used == source.place else f", and {used} depends on it"
+    return ReadFinding(
+        source.place,
+        f"the loop at {source.place} {begins} at its first number again after a recovery{depends}",
+        "Begin where the state stands: range(state.step, …), or for epoch in state.epochs(…).",
+    )
+
+
+def _of_carried(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{source.place} sets {source.name!r} for later steps, and {used} depends on it: a recovery calls the function "
+        "again, and the name begins anew",
+        "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState (replicated={…}), or "
+        "make it from state.step.",
+    )
+
+
+def _of_batch_ahead(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{source.name!r}, a batch that {source.place} fetches before the commit, is used behind it at {used}: after a "
+        "recovery the loader goes on behind that batch, and it is lost",
+        "Fetch it behind state.commit(), or at the beginning of its own step.",
+    )
+
+
+def _of_unbound(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} reads {source.name!r}, which only the loop over {source.loader!r} at {source.place} sets: after a "
+        "recovery at an epoch's end that loop has nothing left to go over",
+        f"Set {source.name} before the loop.",
+    )
+
+
+def _of_zero(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} divides by {source.name!r} or needs what is in it, and only the loop over {source.loader!r} at "
+        f"{source.place} fills it: after a recovery at an epoch's end that loop has nothing left to go over",
+        f"Ask before: if {source.name}: …",
+    )
+
+
+def _of_calls(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} sets the epoch of a sampler by {source.name!r}, which counts how often that was done: a recovery does "
+        "it again",
+        "Set it by the state's epoch: for epoch in state.epochs(…): sampler.set_epoch(epoch).",
+    )
+
+
+_WORDS: Final = {
+    TaintKind.INDEX: _of_index,
+    TaintKind.CUT: _of_cut,
+    TaintKind.BEGINS: _of_beginning,
+    TaintKind.CARRIED: _of_carried,
+    TaintKind.AHEAD: _of_batch_ahead,
+    TaintKind.UNBOUND: _of_unbound,
+    TaintKind.ZERO: _of_zero,
+    TaintKind.CALLS: _of_calls,
+}

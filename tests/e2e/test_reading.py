@@ -1,0 +1,38 @@
+"""A training function that would not be exact after a recovery in place: its job starts anew at a fault."""
+
+import pytest
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import SCRIPTS
+from tests.e2e.plan import Points, point
+
+LINES = (SCRIPTS / "counts.py").read_text().splitlines()
+COUNTS = next(number for number, text in enumerate(LINES, 1) if " in enumerate(loader)" in text)
+FOUND = f"counts.py:{COUNTS} counts the batches of 'loader' with 'i', and "
+
+
+def run(make_job: MakeJob, points: Points, **env: str | None) -> tuple[list[dict[str, object]], str, bool]:
+    """What the ranks end with, the output, and whether all started anew; killed where there is a point."""
+    job = make_job(2).start("counts.py", {"points": points}, env={"TASKD_SELF_CHECK": "auto", **env})
+    restarts = False
+    for number, where in enumerate(points, start=1):
+        job.kill(where["name"])
+        restarts = job.recovered(number)["restart"]
+    assert job.end() == 0, job.output
+    return job.results(), job.output, restarts
+
+
+@pytest.mark.slow
+def test_a_count_that_matters(make_job: MakeJob) -> None:
+    """Refused: all start anew, with the weights that stock has. Allowed: in place, with others, and a warning."""
+    stock, _, _ = run(make_job, [], TASKD_PROCESS_ENABLE=None)
+    one = [point("one", 1, 4, "begin")]
+    results, output, restarts = run(make_job, one)
+    assert FOUND in output
+    assert restarts
+    assert results == stock
+    results, output, restarts = run(make_job, one, TASKD_INEXACT="allow")
+    assert FOUND in output
+    assert ": not exact after a recovery. Count with state.step" in output
+    assert not restarts
+    assert results != stock

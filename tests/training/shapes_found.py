@@ -1,0 +1,336 @@
+# ruff: noqa: B007, B023, B905, UP028
+"""Training functions, as people write them, that would not be exact after a recovery: each with what is found.
+
+They are read, and never called. `tests/training/test_reading.py` compares.
+"""
+
+from itertools import islice
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from tests.training.shapes import EPOCHS, K, evaluate, finds, learn, loader, model, optimizer, sampler, scheduler, state
+
+
+@finds("i")
+def accum_misaligned():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(loader):
+            loss = cross_entropy(model(x), y) / K
+            loss.backward()
+            if i % K == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                state.commit()
+
+
+@finds("i")
+def accum_last_partial():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(loader):
+            loss = cross_entropy(model(x), y) / K
+            loss.backward()
+            if (i + 1) % K == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+                state.commit()
+
+
+@finds("i")
+def critic():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(loader):
+            cross_entropy(model(x), y).backward()
+            if i % 5 == 0:
+                optimizer.step()
+            state.commit()
+
+
+@finds("i")
+def break_after():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(loader):
+            if i >= 20:
+                break
+            learn(x, y)
+            state.commit()
+
+
+@finds("islice")
+def a_number_of_batches():
+    for epoch in state.epochs(EPOCHS):
+        for x, y in islice(loader, 20):
+            learn(x, y)
+            state.commit()
+
+
+@finds("global_step")
+def global_step():
+    global_step = 0
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            lr = 0.1 * min(1.0, (global_step + 1) / 10)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            learn(x, y)
+            global_step += 1
+            state.commit()
+
+
+def set_lr(optimizer, step):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / (1 + step)
+
+
+@finds("global_step")
+def global_step_of_epoch():
+    for epoch in state.epochs(EPOCHS):
+        global_step = epoch * len(loader)
+        for x, y in loader:
+            set_lr(optimizer, global_step)
+            learn(x, y)
+            global_step += 1
+            state.commit()
+
+
+@finds("lr")
+def carried_lr():
+    lr = 0.1
+    for epoch in state.epochs(EPOCHS):
+        lr = lr * 0.9
+        for x, y in loader:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            learn(x, y)
+            state.commit()
+
+
+@finds("batch")
+def ahead():
+    batches = iter(loader)
+    batch = next(batches)
+    while state.step < 20:
+        x, y = batch
+        learn(x, y)
+        batch = next(batches)
+        state.commit()
+
+
+@finds("nxt")
+def ahead_nxt():
+    batches = iter(loader)
+    batch = next(batches)
+    while state.step < 20:
+        nxt = next(batches, None)
+        x, y = batch
+        learn(x, y)
+        state.commit()
+        batch = nxt
+
+
+@finds("hidden")
+def hidden():
+    hidden = None
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            out, hidden = model(x, hidden)
+            cross_entropy(out, y).backward()
+            hidden = hidden.detach()
+            optimizer.step()
+            state.commit()
+
+
+@finds("previous")
+def spike():
+    previous = None
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            if previous is not None and loss > 3 * previous:
+                loss = loss * 0.1
+            loss.backward()
+            optimizer.step()
+            previous = loss.item()
+            state.commit()
+
+
+@finds("bad", "best")
+def early_stop():
+    best, bad = float("inf"), 0
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+        value = evaluate()
+        if value < best:
+            best, bad = value, 0
+            torch.save(model.state_dict(), "best.pt")
+        else:
+            bad += 1
+            if bad > 3:
+                break
+
+
+@finds("total")
+def plateau_by_mean():
+    for epoch in state.epochs(EPOCHS):
+        total = 0.0
+        for x, y in loader:
+            loss = learn(x, y)
+            total += loss.item()
+            state.commit()
+        scheduler.step(total / len(loader))
+
+
+@finds("count")
+def mean_by_count():
+    for epoch in state.epochs(EPOCHS):
+        total, count = 0.0, 0
+        for x, y in loader:
+            loss = learn(x, y)
+            total += loss.item()
+            count += 1
+            state.commit()
+        print(total / count)
+
+
+@finds("losses")
+def mean_of_list():
+    for epoch in state.epochs(EPOCHS):
+        losses = []
+        for x, y in loader:
+            loss = learn(x, y)
+            losses.append(loss.item())
+            state.commit()
+        print(sum(losses) / len(losses))
+
+
+def train_one_epoch(model, loader, optimizer, epoch):
+    model.train()
+    for i, (x, y) in enumerate(loader):
+        loss = learn(x, y)
+        if i % 10 == 0:
+            print(epoch, i, loss.item())
+        state.commit()
+    return loss.item()
+
+
+@finds("loss")
+def function_per_epoch():
+    for epoch in state.epochs(EPOCHS):
+        sampler.set_epoch(epoch)
+        last = train_one_epoch(model, loader, optimizer, epoch)
+        print(last)
+
+
+def adjust(optimizer, epoch, at, total):
+    lr = 0.1 * (epoch + at / total)
+    for g in optimizer.param_groups:
+        g["lr"] = lr
+
+
+def warm_up(model, loader, optimizer, epoch):
+    for i, (x, y) in enumerate(loader):
+        adjust(optimizer, epoch, i, len(loader))
+        learn(x, y)
+        state.commit()
+
+
+@finds("i")
+def warmup_in_function():
+    for epoch in state.epochs(EPOCHS):
+        warm_up(model, loader, optimizer, epoch)
+
+
+def cycle(dl):
+    epoch = 0
+    while True:
+        sampler.set_epoch(epoch)
+        for data in dl:
+            yield data
+        epoch += 1
+
+
+@finds("epoch")
+def cycle_with_epochs():
+    batches = cycle(loader)
+    while state.step < 30:
+        x, y = next(batches)
+        learn(x, y)
+        state.commit()
+
+
+class Wrapper:
+    def __init__(self, loader):
+        self.loader, self.calls = loader, 0
+
+    def __iter__(self):
+        self.loader.sampler.set_epoch(self.calls)
+        self.calls += 1
+        return iter(self.loader)
+
+
+wrapped = Wrapper(loader)
+
+
+@finds("self.calls")
+def wrapper_calls():
+    for epoch in state.epochs(EPOCHS):
+        for x, y in wrapped:
+            learn(x, y)
+            state.commit()
+
+
+@finds("epoch")
+def range_epochs():
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+
+
+@finds("step")
+def max_steps():
+    step = 0
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+            step += 1
+            if step == 40:
+                return
+
+
+@finds("zip")
+def zip_range():
+    for epoch in state.epochs(EPOCHS):
+        for _, (x, y) in zip(range(20), loader):
+            learn(x, y)
+            state.commit()
+
+
+@finds("i")
+def seed_by_i():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(loader):
+            torch.manual_seed(1000 * epoch + i)
+            learn(x, y)
+            state.commit()
+
+
+@finds("i")
+def closure():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(loader):
+
+            def closure():
+                optimizer.zero_grad()
+                loss = cross_entropy(model(x), y) * (1 + i)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            state.commit()

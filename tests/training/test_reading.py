@@ -1,0 +1,170 @@
+"""What of a training function is not exact after a recovery is read before its first step, and nothing else is told."""
+
+import ast
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.proof.reading import ReadFinding, read_function, refuse_inexact
+from taskd.core.policy import SelfCheck
+from tests.scripts.catalog import SCRIPTS
+from tests.training import shapes_exact, shapes_found
+from tests.training.shapes import FOUND, state
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTHING: Any = ((), {})
+
+
+def read(function: Callable[..., Any]) -> list[ReadFinding]:
+    return read_function(function, NOTHING, state)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_is_read_in_a_training_function(name: str) -> None:
+    function, expected = FOUND[name]
+    found = read(function)
+    assert bool(found) == bool(expected), found
+    for word in expected:
+        assert any(repr(word) in one.text or f"({word}(" in one.text for one in found), found
+    for one in found:
+        file, _, line = one.line.rpartition(":")
+        code = function.__code__
+        assert file == code.co_filename
+        assert code.co_firstlineno - 40 < int(line) < code.co_firstlineno + 40
+        assert one.remedy
+
+
+def test_a_finding_names_both_lines() -> None:
+    first = shapes_found.critic.__code__.co_firstlineno
+    (found,) = read(shapes_found.critic)
+    file = shapes_found.__file__
+    assert found.line == f"{file}:{first + 3}"
+    assert found.text.startswith(f"{file}:{first + 3} counts the batches of 'loader' with 'i', and ")
+    assert f" {file}:{first + 6} (optimizer.step()) depends on it" in found.text
+
+
+def test_what_has_no_text_is_not_judged() -> None:
+    names: dict[str, Any] = {"state": state}
+    exec("def train():\n    for i, x in enumerate(state.loader):\n        state.commit()", names)
+    assert read(names["train"]) == []
+    assert read(len) == []
+    assert read(torch.nn.functional.cross_entropy) == []
+
+
+def test_a_long_function_is_read_in_no_time(tmp_path: Path) -> None:
+    """500 lines: some 50 ms, where Python's own parser takes 5."""
+    body = "\n".join(
+        f"            a{n} = model(x).sum() * {n}\n            print(a{n}.item() if i % {n + 1} == 0 else 0)"
+        for n in range(250)
+    )
+    text = f"""
+from tests.training.shapes import loader, model, optimizer, state
+def train():
+    for epoch in state.epochs(2):
+        for i, (x, y) in enumerate(loader):
+{body}
+            optimizer.step()
+            state.commit()
+"""
+    path = tmp_path / "long_script.py"
+    path.write_text(text)
+    names: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec"), names)
+    assert least_s(lambda: read(names["train"])) < 12 * least_s(lambda: ast.parse(text))
+
+
+def least_s(work: Callable[[], object]) -> float:
+    took_s = []
+    for _ in range(5):
+        start_s = time.process_time()
+        work()
+        took_s.append(time.process_time() - start_s)
+    return min(took_s)
+
+
+class Peer:
+    """An agent's link, as far as a reading has to do with it."""
+
+    def __init__(self, *, joins: bool = False, allows: bool = False) -> None:
+        self.joins, self.config = joins, SimpleNamespace(allows_inexact=allows, self_check=SelfCheck.AUTO)
+        self.refused = ""
+
+    def refuse(self, *, no_rebuild: str, no_newcomer: str, anew: str) -> None:
+        assert not no_newcomer
+        self.refused = no_rebuild
+
+
+def enter(peer: Any, function: Callable[[], None] = shapes_found.critic, *, tells: bool = True) -> None:
+    refuse_inexact(function, NOTHING, state, Refusals(peer.refuse, tells), peer)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_all_ranks_refuse_and_one_tells(caplog: pytest.LogCaptureFixture, *, tells: bool) -> None:
+    enter(peer := Peer(), tells=tells)
+    assert "counts the batches of 'loader' with 'i'" in peer.refused
+    assert [": at a fault all processes start anew. " in one.getMessage() for one in caplog.records] == [True] * tells
+
+
+def test_what_is_allowed_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    enter(peer := Peer(allows=True))
+    assert not peer.refused
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert ": not exact after a recovery. Count with state.step" in record.getMessage()
+
+
+def test_a_newcomer_does_not_read() -> None:
+    enter(peer := Peer(joins=True))
+    assert not peer.refused
+
+
+def test_what_fails_in_the_reading_stops_no_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd:
+        @property
+        def __wrapped__(self) -> Any:
+            raise OSError("of the script's own")
+
+    enter(peer := Peer(), Odd())  # type: ignore[arg-type]
+    assert not peer.refused
+    (record,) = caplog.records
+    assert record.getMessage() == "the training function could not be read, and is not judged"
+
+
+def test_every_shape_is_played() -> None:
+    modules = shapes_exact.__file__, shapes_found.__file__
+    assert {function.__code__.co_filename for function, _ in FOUND.values()} == set(modules)
+    assert len(FOUND) > 45
+
+
+PROGRAMS = [
+    *(ROOT / "tests" / "scripts" / "programs").glob("*.py"),
+    *(ROOT / "examples" / "scripts").glob("*.py"),
+    *(ROOT / "examples" / name for name in ("digits_ddp.py", "chargpt_ddp.py")),
+]
+EXPECTED: dict[str, list[str]] = {}
+"""What is found in them, by their names: nothing. They are recovered exactly, or refused for other reasons."""
+WITHOUT = {"no_sdk", "no_sdk_snapshot"}
+"""Have no training function."""
+
+
+@pytest.mark.slow
+def test_nothing_is_found_in_scripts_that_are_recovered_exactly(tmp_path: Path) -> None:
+    ranks = {script.name: script.ranks for script in SCRIPTS}
+    given = [f"{path}:{ranks.get(path.stem, 2)}" for path in PROGRAMS]
+    command = [sys.executable, str(Path(__file__).with_name("programs") / "read_scripts.py"), *given]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SCRIPT_FOLDER": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert {path.stem for path in PROGRAMS} - found.keys() == WITHOUT, done.stderr
+    assert {name: lines for name, lines in found.items() if lines} == EXPECTED
