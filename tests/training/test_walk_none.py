@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from taskd.adaptors.training.proof import looks
-from taskd.adaptors.training.proof.walk import Root, Walk
+from taskd.adaptors.training.proof.walk import WalkRoot, Walk
 from tests.training.walked import (
     STEPS,
     Average,
@@ -147,12 +147,12 @@ def test_no_code_of_the_scripts_is_called() -> None:
     walk = Walk(frozenset(), frozenset())
     private = Private()
     vars(private)["inner"] = {"one": Private(), "two": [Private()], "count": 3}
-    walk.run([Root("private", private)], 5.0)
+    walk.run([WalkRoot("private", private)], 5.0)
     assert list(walk.seen) == ["private.inner['count']"]
 
 
 def test_a_walk_ends_after_its_time_and_its_objects() -> None:
-    roots = [Root(f"row {number}", [Progress() for _ in range(900)]) for number in range(90)]
+    roots = [WalkRoot(f"row {number}", [Progress() for _ in range(900)]) for number in range(90)]
     for limit_s in (60.0, 0.0):
         walk = Walk(frozenset(), frozenset())
         walk.run(roots, limit_s)

@@ -2,7 +2,8 @@
 
 Rules:
 
-1. It looks if the job checks itself (TASKD_SELF_CHECK), in a process that begins with the job. A newcomer's predecessor has looked at the same places.
+1. It looks if the job checks itself (TASKD_SELF_CHECK), in a process that begins with the job. A newcomer's predecessor
+   has looked at the same places.
 2. There are four walks: behind two early commits, behind the first evaluation or a later commit if none has come by
    then, and behind the first commit of the second pass over the data.
 3. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.

@@ -53,8 +53,8 @@ def refuse_inexact(
 ) -> None:
     """Refuse recoveries in place of a training function that is not exact after one; warn of it only where allowed.
 
-    `given` are the arguments that it is called with. A process that joins does not read: its peers have. Nor does one of
-    a job that does not check itself (TASKD_SELF_CHECK).
+    `given` are the arguments that it is called with. A process that joins does not read: its peers have. Nor does one
+    of a job that does not check itself (TASKD_SELF_CHECK).
     """
     if link.joins or link.config.self_check is SelfCheck.OFF:
         return

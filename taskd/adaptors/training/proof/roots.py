@@ -22,7 +22,7 @@ from taskd.adaptors.training.parts.kinds import has_state
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.tried import states_of
-from taskd.adaptors.training.proof.walk import Root, sample, storage_of
+from taskd.adaptors.training.proof.walk import WalkRoot, sample, storage_of
 from taskd.adaptors.training.script.outside import drawn_from, used_outside
 from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import is_zero
@@ -75,20 +75,20 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     return found
 
 
-def roots_of(entered: Entered, parts: Parts) -> Iterator[Root]:
+def roots_of(entered: Entered, parts: Parts) -> Iterator[WalkRoot]:
     """Yield all, in an order that two walks have in common."""
     around = dict(_around(entered.function))
-    yield from (Root(name, value) for name, value in sorted(around.items(), key=lambda item: item[0]))
+    yield from (WalkRoot(name, value) for name, value in sorted(around.items(), key=lambda item: item[0]))
     if entered.function is not None:
-        yield Root(getattr(entered.function, "__name__", "train"), entered.function)
+        yield WalkRoot(getattr(entered.function, "__name__", "train"), entered.function)
     for frame in entered.frames:
         code = frame.f_code
         for name, value in variables_of(frame).items():
             if name not in around:
-                yield Root(name, value, anew=name not in code.co_freevars and bool(code.co_flags & _OPTIMIZED))
+                yield WalkRoot(name, value, anew=name not in code.co_freevars and bool(code.co_flags & _OPTIMIZED))
     yield from _of_parts(parts)
     for owner in entered.owners:
-        yield Root(type(owner).__name__, owner, of_library=True)
+        yield WalkRoot(type(owner).__name__, owner, of_library=True)
 
 
 def _around(function: Any) -> Iterator[tuple[str, Any]]:
@@ -100,17 +100,17 @@ def _around(function: Any) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _of_parts(parts: Parts) -> Iterator[Root]:
+def _of_parts(parts: Parts) -> Iterator[WalkRoot]:
     for name, part in parts.positions.items():
         if isinstance(part, DataLoader):
             for inner in ("dataset", "sampler", "batch_sampler", "collate_fn"):
                 value = vars(part).get(inner)
                 if not has_state(value) or (inner == "dataset" and not has_state(part)):  # else it is saved with it
-                    yield Root(f"{name}.{inner}", value, of_data=True)
+                    yield WalkRoot(f"{name}.{inner}", value, of_data=True)
     for name, part in parts.replicated.items():
         library = isinstance(part, LibraryPart | LRScheduler | torch.amp.GradScaler | torch.nn.Module)
         if not library and own_state(part) is None and not is_zero(part):
-            yield Root(name, part, in_part=True)
+            yield WalkRoot(name, part, in_part=True)
 
 
 def _of_module(module: ModuleType, name: Any) -> Any:

@@ -98,7 +98,7 @@ class SeenValue:
 
 
 @dataclasses.dataclass
-class Root:
+class WalkRoot:
     """Where a walk begins: a variable's name, and what it stands for.
 
     Attributes:
@@ -120,7 +120,7 @@ class _Step:
 
     path: str
     value: Any
-    root: Root
+    root: WalkRoot
     owner: str
     owned_by: type
     name: str
@@ -146,11 +146,11 @@ class Walk:
         self._left: deque[_Step] = deque()
         self._count = 0
 
-    def run(self, roots: Iterable[Root], limit_s: float) -> None:
+    def run(self, roots: Iterable[WalkRoot], limit_s: float) -> None:
         """Go through all that the roots lead to."""
         end_s = time.monotonic() + limit_s
-        steady: list[Root] = []
-        anew: list[Root] = []
+        steady: list[WalkRoot] = []
+        anew: list[WalkRoot] = []
         for root in roots:
             (anew if root.anew else steady).append(root)
         for group in (steady, anew):  # what both lead to has the path that stays
