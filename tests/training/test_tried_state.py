@@ -138,7 +138,7 @@ class Raising(Kept):
 
 def looks_of(state: TrainState, *, joins: bool = False) -> tuple[EarlyLooks, list[str]]:
     told: list[str] = []
-    refusals = Refusals(lambda *, no_rebuild, no_newcomer: told.append(no_rebuild), tells=True)
+    refusals = Refusals(lambda *, no_rebuild, no_newcomer, anew: told.append(no_rebuild), tells=True)
     return EarlyLooks(refusals, state._recovery, lambda: None, looks=not joins), told
 
 

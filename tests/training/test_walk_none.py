@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from taskd.adaptors.training.proof import looks
-from taskd.adaptors.training.proof.walk import WalkRoot, Walk
+from taskd.adaptors.training.proof.walk import Walk, WalkRoot
 from tests.training.walked import (
     STEPS,
     Average,
