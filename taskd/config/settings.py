@@ -235,8 +235,9 @@ STANDBY_SHARED = Setting(
 )  # fmt: skip
 SELF_CHECK = Setting(
     "TASKD_SELF_CHECK", None, Format.SELF_CHECK, "off", _AGENT,
-    "Proves in a job's third step that training goes on exactly after a fault: the step is done twice, and compared. "
-    "With auto, a job that starts anew does not prove it again; with always, each start does.",
+    "Has a job find out in its first steps whether it can go on exactly after a fault: the training function is read, "
+    "what it changes outside of the state is looked for, and the third step is done twice and compared. With auto, a "
+    "job that starts anew does not do a step twice again; with always, each start does.",
 )  # fmt: skip
 PRELOAD = Setting(
     "TASKD_PRELOAD", None, Format.MODULES, "", _AGENT, "Modules that a warm process imports in addition to torch."
@@ -251,8 +252,8 @@ PRELOAD_KEEP = Setting(
 )  # fmt: skip
 INEXACT = Setting(
     "TASKD_INEXACT", None, Format.INEXACT, "refuse", _AGENT,
-    "What happens if the training function's text shows, before the first step, that a recovery in place would not be "
-    "exact. With `refuse`, a fault restarts all processes. With `allow`, taskd only warns, and recovers in place.",
+    "What happens if the self-check has found that a recovery in place would not be exact. With `refuse`, a fault "
+    "restarts all processes. With `allow`, taskd only warns, and recovers in place.",
 )  # fmt: skip
 NCCL_TIMES = Setting(
     "TASKD_NCCL_TIMES", None, Format.SWITCH, "off", _AGENT,
