@@ -17,7 +17,6 @@ import torch
 
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.reading import ReadFinding, read_function, refuse_inexact
-from taskd.core.policy import SelfCheck
 from tests.scripts.catalog import SCRIPTS
 from tests.training import shapes_exact, shapes_found
 from tests.training.shapes import FOUND, state
@@ -96,8 +95,8 @@ def least_s(work: Callable[[], object]) -> float:
 class Peer:
     """An agent's link, as far as a reading has to do with it."""
 
-    def __init__(self, *, joins: bool = False, allows: bool = False) -> None:
-        self.joins, self.config = joins, SimpleNamespace(allows_inexact=allows, self_check=SelfCheck.AUTO)
+    def __init__(self, *, allows: bool = False) -> None:
+        self.config = SimpleNamespace(allows_inexact=allows)
         self.refused = ""
 
     def refuse(self, *, no_rebuild: str, no_newcomer: str, anew: str) -> None:
@@ -122,11 +121,6 @@ def test_what_is_allowed_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert ": not exact after a recovery. Count with state.step" in record.getMessage()
-
-
-def test_a_newcomer_does_not_read() -> None:
-    enter(peer := Peer(joins=True))
-    assert not peer.refused
 
 
 def test_what_fails_in_the_reading_stops_no_training(caplog: pytest.LogCaptureFixture) -> None:

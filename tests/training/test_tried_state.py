@@ -136,10 +136,10 @@ class Raising(Kept):
         raise LookupError("not yet")
 
 
-def looks_of(state: TrainState, *, joins: bool = False) -> tuple[EarlyLooks, list[str]]:
+def looks_of(state: TrainState) -> tuple[EarlyLooks, list[str]]:
     told: list[str] = []
     refusals = Refusals(lambda *, no_rebuild, no_newcomer, anew: told.append(no_rebuild), tells=True)
-    return EarlyLooks(refusals, state._recovery, lambda: None, looks=not joins), told
+    return EarlyLooks(refusals, state._recovery, lambda: None), told
 
 
 def test_it_is_tried_once_and_told_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:
@@ -151,9 +151,6 @@ def test_it_is_tried_once_and_told_with_its_remedy(caplog: pytest.LogCaptureFixt
     assert "at a fault all processes start anew. Keep tensors, numbers" in record.getMessage()
     assert "add_safe_globals" in record.getMessage()
     assert len(told) == 1
-    newcomer, told = looks_of(state, joins=True)
-    newcomer.committed()
-    assert not told
 
 
 def test_what_fails_in_it_is_no_matter(caplog: pytest.LogCaptureFixture) -> None:

@@ -46,7 +46,7 @@ class Training:
             told[:] = filter(None, [*no_rebuild.split("; "), no_newcomer])
 
         recovery = self.state._recovery
-        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, looks=True)
+        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None)
         recovery.on_commit = lambda _step: early.committed()
         taskd.resilient(self.state)(train)()
         return told

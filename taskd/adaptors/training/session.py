@@ -27,9 +27,7 @@ from taskd.adaptors.training import failures
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
-from taskd.adaptors.training.proof.looks import EarlyLooks
-from taskd.adaptors.training.proof.reading import refuse_inexact
-from taskd.adaptors.training.proof.self_check import SelfCheckRun
+from taskd.adaptors.training.proof.first_steps import first_steps_of, read_beforehand
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.runtime import Runtime, current
@@ -39,7 +37,6 @@ from taskd.adaptors.training.script.outside import tell_outside
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.tripwire import Interrupted
 from taskd.core.diagnosis.faults import FaultKind
-from taskd.core.policy import SelfCheck
 from taskd.errors import CheckpointError, RecoveryError, RefusedError, RestoreError
 from taskd.runtime.box.recorder import BoxPhase
 from taskd.runtime.worker import stacks, worker
@@ -72,7 +69,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
                     recovery.begin()
                     return function(*args, **kwargs)
                 tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
-                refuse_inexact(function, (args, kwargs), state, runtime.refusals, runtime.link)
+                read_beforehand(function, (args, kwargs), state, runtime)
                 session = Session(runtime, recovery, getattr(function, "__code__", function))
                 return session.run(lambda: function(*args, **kwargs))
 
@@ -91,10 +88,8 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
-        checks = runtime.link.config.self_check is not SelfCheck.OFF and not runtime.link.joins
-        self._looks = EarlyLooks(runtime.refusals, recovery, self.watch_commit, looks=checks)
         self.backups = Backups(recovery, self._link, runtime.refusals)
-        self._check = SelfCheckRun(runtime, recovery)
+        self._first_steps = first_steps_of(runtime, recovery, self.watch_commit)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
 
@@ -106,9 +101,9 @@ class Session:
         if self._runtime.rank == 0 and not self.recovery.by_trainer:
             self._strays.watch()
         try:
-            return self._go_on(self._check.around(function))
+            return self._go_on(self._first_steps.around(function))
         finally:
-            self._check.cancel()
+            self._first_steps.cancel()
             self._strays.stop()
             self.backups.close()
             self._runtime.verified.end()
@@ -215,7 +210,7 @@ class Session:
 
     def _join(self, plan: WorldPlan) -> None:
         recovery, runtime = self.recovery, self._runtime
-        self._check.cancel()
+        self._first_steps.cancel()
         rank = Members.of(plan).rank_of(runtime.rank)
         replicas = plan.replicas or plan.world_size
         runtime.refusals.first_step("")
@@ -263,10 +258,9 @@ class Session:
     def _committed(self, step: int) -> None:
         self._strays.report()
         self._behind.committed(step)
-        self._check.committed()
+        owes = self._first_steps.committed() or self._behind.owes
         self.recovery.replicas.committed()
-        self._looks.committed()
-        if self.recovery.shows_steps and not (self._behind.owes or self._check.runs or self._looks.owe):
+        if self.recovery.shows_steps and not owes:
             self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
         elif not self.recovery.shows_steps:
             self._runtime.recorder.step(step)

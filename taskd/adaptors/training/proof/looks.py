@@ -2,8 +2,8 @@
 
 Rules:
 
-1. It looks if the job checks itself (TASKD_SELF_CHECK), in a process that begins with the job. A newcomer's predecessor
-   has looked at the same places.
+1. Only a process that begins with the job looks (`first_steps.py`). A newcomer's predecessor has looked at the same
+   places.
 2. There are four walks: behind two early commits, behind the first evaluation or a later commit if none has come by
    then, and behind the first commit of the second pass over the data.
 3. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
@@ -50,24 +50,19 @@ class EarlyLooks:
         refusals: those of the process.
         recovery: of its state.
         look_again: has `committed` called at the next commit.
-        looks: whether it is to look at all.
     """
 
-    def __init__(
-        self, refusals: Refusals, recovery: StateRecovery, look_again: Callable[[], None], *, looks: bool
-    ) -> None:
+    def __init__(self, refusals: Refusals, recovery: StateRecovery, look_again: Callable[[], None]) -> None:
         self._refusals, self._recovery, self._look_again = refusals, recovery, look_again
         self._number = next(_numbers)
         self._interruptions = recovery.interruptions
         self._commits = self._walks = 0
-        self._over = not looks
-        self._evaluated = self._due = False
+        self._over = self._evaluated = self._due = False
         self._seen: dict[str, SeenValue] = {}
         self._weights: frozenset[bytes] = frozenset()
         self._told: set[str] = set()
-        if looks:
-            recovery.watch_evaluations(self._on_evaluated)
-            recovery.parts.epochs.again = self._on_second_pass
+        recovery.watch_evaluations(self._on_evaluated)
+        recovery.parts.epochs.again = self._on_second_pass
 
     @property
     def owe(self) -> bool:

@@ -23,7 +23,6 @@ from taskd.adaptors.training.proof.flow.scope import code_of, forget_text, plain
 from taskd.adaptors.training.proof.flow.statements import Statements
 from taskd.adaptors.training.proof.flow.values import Taint, TaintKind
 from taskd.adaptors.training.state import TrainState
-from taskd.core.policy import SelfCheck
 from taskd.runtime.worker.worker import WorkerLink
 
 _log = logging.getLogger(__name__)
@@ -53,11 +52,8 @@ def refuse_inexact(
 ) -> None:
     """Refuse recoveries in place of a training function that is not exact after one; warn of it only where allowed.
 
-    `given` are the arguments that it is called with. A process that joins does not read: its peers have. Nor does one
-    of a job that does not check itself (TASKD_SELF_CHECK).
+    `given` are the arguments that it is called with.
     """
-    if link.joins or link.config.self_check is SelfCheck.OFF:
-        return
     try:
         findings = read_function(function, given, state)
     except Exception:  # noqa: BLE001 - whatever it is, it is no reason not to train

@@ -70,7 +70,7 @@ class SelfCheckRun:
 
     def _begin(self) -> None:
         config = self._link.config
-        if config.self_check is SelfCheck.OFF or self._link.joins or not dist.is_initialized():
+        if not dist.is_initialized():
             return
         world_size = dist.get_world_size()
         self._file = VerdictFile(config.run_dir / config.job_id, world_size)

@@ -1,13 +1,4 @@
-"""Statements of the script: how values go from one to the next, around loops, and over a commit.
-
-Rules:
-
-1. A loop is read until the values at its head stay, at most three times.
-2. At a commit each name that the loop sets is *pending*, unless it comes again (`comes_again`): a function that is
-   entered anew there has what the name began with. As the loop's turn ends, what is pending is changed.
-3. Behind a loop over a loader, in an epoch of `state.epochs()`, names that the loop alone sets may be unbound: a
-   recovery at the epoch's end goes on with an empty pass.
-"""
+"""Statements of the script: how values go from one to the next. Loops have rules of their own (`loops.py`)."""
 
 import ast
 import sys

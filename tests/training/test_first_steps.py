@@ -1,0 +1,44 @@
+"""Who checks the first steps of a training, and what the others load for it: nothing."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from taskd.adaptors.training.proof.first_steps import NoFirstSteps, first_steps_of, is_checked, read_beforehand
+from taskd.core.policy import SelfCheck
+
+LOADED = "import sys, taskd.adaptors.training; print(*(name for name in sys.modules if '.training.proof.' in name))"
+
+
+def process(wanted: SelfCheck, *, joins: bool) -> Any:
+    """A runtime, as far as it decides who checks."""
+    return SimpleNamespace(link=SimpleNamespace(joins=joins, config=SimpleNamespace(self_check=wanted)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "joins", "checks"),
+    [
+        (SelfCheck.AUTO, False, True),
+        (SelfCheck.ALWAYS, False, True),
+        (SelfCheck.AUTO, True, False),
+        (SelfCheck.OFF, False, False),
+    ],
+)
+def test_who_checks(wanted: SelfCheck, *, joins: bool, checks: bool) -> None:
+    assert is_checked(process(wanted, joins=joins)) is checks
+
+
+@pytest.mark.parametrize(("wanted", "joins"), [(SelfCheck.AUTO, True), (SelfCheck.OFF, False)])
+def test_a_newcomer_and_a_job_without_checks_do_nothing(wanted: SelfCheck, *, joins: bool) -> None:
+    nothing: Any = None
+    runtime = process(wanted, joins=joins)
+    read_beforehand(nothing, ((), {}), nothing, runtime)
+    assert isinstance(first_steps_of(runtime, nothing, nothing), NoFirstSteps)
+
+
+def test_nothing_of_the_checks_is_loaded_for_others() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["taskd.adaptors.training.proof.first_steps"]
