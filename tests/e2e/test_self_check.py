@@ -16,7 +16,7 @@ PROVEN = "self-check: exact: proven at step 3"
 SHAPES: dict[str, str] = {
     "plain": PROVEN,
     "scaler": PROVEN,
-    "closure": "self-check: unproven: rank 0: {script}:N: the optimizer is given a closure",
+    "closure": "self-check: unproven: rank R: {script}:N: the optimizer is given a closure",
     "skips": "self-check: unproven: rank 1: the step was committed without an optimizer's step",
 }
 CHANGED = ("counter", "generator", "raises", "swallows")
@@ -45,7 +45,10 @@ def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
     assert job.end() == 0, job.output
     assert job.results() == results(make_job, how), job.output
     script = SCRIPTS / "self_checked.py"
-    assert SHAPES[how].format(script=script) in re.sub(rf"{script}:\d+", f"{script}:N", job.output)
+    said = re.sub(rf"{script}:\d+", f"{script}:N", job.output)
+    if how == "closure":  # the first rank that speaks against it names the reason
+        said = re.sub(r"unproven: rank [01]:", "unproven: rank R:", said)
+    assert SHAPES[how].format(script=script) in said
     twice = SHAPES[how] == PROVEN
     assert entered(job) == sorted(f"rank {rank} enters at {step}" for rank in range(2) for step in [0, 2][: 1 + twice])
     assert not job.named("recovered")
@@ -66,7 +69,8 @@ def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: st
     records = job.named("recovered")
     assert len(records) == 1 + len(points), job.output
     assert all(record["restart"] for record in records)
-    assert job.output.count("is done twice") == 1, "it is known from then on"
+    comes_again = how != "swallows"
+    assert job.output.count("is done twice") == comes_again, "it is known from then on"
 
 
 def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:

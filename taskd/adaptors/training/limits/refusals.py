@@ -47,6 +47,8 @@ class Refusals:
         self._tells = tells
         self._matters: dict[str, Matter] = {}
         self._first_step = self._anew = ""
+        self.warned = False
+        """Whether something was found that is not refused."""
 
     @property
     def of_newcomers(self) -> bool:
@@ -65,8 +67,9 @@ class Refusals:
         self._say()
 
     def warn(self, *texts: str) -> None:
-        """Tell of what is not refused."""
+        """Warn of what is not refused."""
         for text in texts:
+            self.warned = True
             if self._tells:
                 logger.warning("%s", text)
 

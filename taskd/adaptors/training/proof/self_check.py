@@ -86,7 +86,9 @@ class SelfCheckRun:
         self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
 
     def _hindered(self) -> str:
-        return "at a fault all processes start anew in any case" if self._runtime.refusals.of_newcomers else ""
+        if self._runtime.refusals.of_newcomers:
+            return "at a fault all processes start anew in any case"
+        return "the training is known not to be exact" if self._runtime.refusals.warned else ""
 
     def _waiting(self) -> None:
         if self._link.interrupted:
