@@ -76,7 +76,7 @@ def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
     bad = {
         codec.FrameFault.MAGIC: [b"", b"hello", os.urandom(1000)],
         codec.FrameFault.VERSION: [newer],
-        codec.FrameFault.CONTENT: [b"TD\x02\xc1", codec.encode(directive(1)), codec.encode(status())[:-1]],
+        codec.FrameFault.CONTENT: [codec.HEADER + b"\xc1", codec.encode(directive(1)), codec.encode(status())[:-1]],
         codec.FrameFault.SIZE: [b"x" * (codec.MAX_FRAME_BYTES + 1)],
     }
     context = zmq.Context()
