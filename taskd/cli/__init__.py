@@ -20,7 +20,7 @@ _USAGE = """usage: taskd run [torchrun's options] SCRIPT [script's arguments]
        taskd blackbox [FILE|PID|RUN_DIR] [--json] [--all]
        taskd chaos SCENARIO [scenario's options]
        taskd patch apply|revert|status [--python PYTHON] [--file RUN_PY]
-       taskd doctor [--json]
+       taskd doctor [RUN_DIR] [--json]
        taskd --version
 
 run      torchrun with taskd switched on; takes every option of torchrun; with --rehearse in front: some steps of the

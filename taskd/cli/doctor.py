@@ -14,17 +14,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 
 from taskd.adaptors.torchrun.launcher import PATCH_MODULE, has_plugin, sed_lines, torchrun_file
 from taskd.config.agent import AgentConfig
 from taskd.config.process import environment
-from taskd.config.settings import PREFIX, SECRET, SETTINGS, unknown_variables
+from taskd.config.settings import PREFIX, SECRET, SELF_CHECK, SETTINGS, unknown_variables
 from taskd.config.switch import is_enabled
 from taskd.core.descriptors import needed_descriptors, plan_descriptors
 from taskd.core.requirements import LEAST_GLIBC, LEAST_KERNEL, too_old
 from taskd.errors import TaskdError
 from taskd.runtime.folders.rank_folders import SHARED_MEMORY, free_shared_memory
+from taskd.runtime.records.selfcheck import CheckOutcome
+from taskd.runtime.records.timeline import read_jobs
 from taskd.runtime.system.descriptors import descriptor_limits
 from taskd.wire.text import line
 
@@ -52,10 +56,15 @@ class DoctorLine:
 def doctor(arguments: Sequence[str]) -> int:
     """Print the report. Returns 0 if all is well, else 1."""
     parser = argparse.ArgumentParser(prog="taskd doctor", description="Is taskd in place, does it fit, what is on.")
+    parser.add_argument(
+        "run_dir", metavar="RUN_DIR", nargs="?", help="also say what its newest job found out about itself"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     options = parser.parse_args(list(arguments))
     logging.disable(logging.CRITICAL)  # what the parts would warn of is in the report
     findings = list(all_findings())
+    if options.run_dir is not None:
+        findings.append(_guarded("self-check", partial(_self_check, Path(options.run_dir))))
     healthy = all(finding.healthy for finding in findings)
     if options.json:
         print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}))
@@ -190,6 +199,16 @@ def _manager() -> DoctorLine:
         f"MASTER_ADDR is set: for a job of one node {config.nearby} if one answers there while the job starts, else "
         "embedded in the agent; for a job of several nodes on the host of MASTER_ADDR",
     )
+
+
+def _self_check(run_dir: Path) -> DoctorLine:
+    """What the newest job of a run directory has found out about itself."""
+    job = read_jobs(run_dir)[-1]
+    verdict = job.self_check
+    if verdict is None:
+        return DoctorLine("self-check", f"job {job.job_id}: no verdict of its last start ({SELF_CHECK.variable}=auto)")
+    remedy = "docs/exactness.md" if verdict.outcome is CheckOutcome.NOT_EXACT else ""
+    return DoctorLine("self-check", f"job {job.job_id}: {verdict.text}", remedy)
 
 
 def _print_table(findings: list[DoctorLine]) -> None:

@@ -17,6 +17,7 @@ import msgspec
 from taskd.cli.fault_page import outcome, title, told_in_full
 from taskd.cli.job_page import Evidenced, Kept, is_recovering, is_running
 from taskd.runtime.records.faultfile import FaultFile
+from taskd.runtime.records.selfcheck import CheckVerdict
 from taskd.runtime.records.snapshot import BoxSnapshot
 from taskd.runtime.records.timeline import FaultEntry, KeptBox, Timeline
 
@@ -70,7 +71,14 @@ def _summary(job: Timeline) -> Document:
         "faults": len(job.faults),
         "damaged_lines": job.damaged_lines,
         "omitted": job.omitted,
+        "self_check": _verdict(job.self_check),
     }
+
+
+def _verdict(found: CheckVerdict | None) -> Document | None:
+    if found is None:
+        return None
+    return {"outcome": found.outcome.name.lower(), "steps": found.steps, "reason": found.reason, "text": found.text}
 
 
 def _fault(fault: FaultEntry, record: FaultFile | None, *, recovering: bool) -> Document:

@@ -27,6 +27,7 @@ from taskd.cli.tables import (
 from taskd.core.diagnosis.findings import names
 from taskd.core.recovery import Phase
 from taskd.runtime.records.faultfile import FaultFile
+from taskd.runtime.records.selfcheck import CheckOutcome
 from taskd.runtime.records.snapshot import BoxSnapshot
 from taskd.runtime.records.timeline import FaultEntry, KeptBox, Timeline
 
@@ -103,6 +104,9 @@ def _facts(job: Timeline, ranks: Sequence[BoxSnapshot], *, running: bool) -> Ite
         missing = len(job.pids) - len(ranks)
         elsewhere = f", {missing} more on other nodes" if missing > 0 else ""
         yield "now", f"{len(ranks)} ranks here{elsewhere}, newest step {max(steps, default=-1)}"
+    if job.self_check is not None:
+        exact = job.self_check.outcome is CheckOutcome.EXACT
+        yield "self-check", line(job.self_check.text, GOOD if exact else VICTIM)
     recovering = is_recovering(job)
     for fault in told_in_full(job.faults, everything=False):
         blamed = f" · {names(fault.culprits)}" if fault.culprits else ""

@@ -22,6 +22,7 @@ import msgspec
 from taskd.errors import RecordError
 from taskd.runtime.folders.regular import open_record
 from taskd.runtime.records.entries import DiagnosisEntry, DirectiveEntry, Ended, Processes, RecoveryEntry
+from taskd.runtime.records.selfcheck import CheckVerdict, read_verdict
 from taskd.wire.bounds import LONGEST_S, NAME_CHARS
 from taskd.wire.kinds import JobRank, NodeRank
 
@@ -94,7 +95,7 @@ class KeptBox:
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """The timeline of one job. `pids`: by rank, as managers saw them last. `managers`: how many it has had. `phase`:
-    what the newest directive was for.
+    what the newest directive was for. `omitted`: what was left unread, in words. `self_check`: of its present start.
 
     Faults and kept boxes come with the newest last.
     """
@@ -112,7 +113,7 @@ class Timeline:
     boxes: tuple[KeptBox, ...]
     damaged_lines: int
     omitted: tuple[str, ...] = ()
-    """What was left unread, in words."""
+    self_check: CheckVerdict | None = None
 
 
 def find_jobs(run_dir: Path) -> list[Path]:
@@ -203,10 +204,8 @@ class _JournalReader:
     by_node: dict[NodeRank | None, dict[JobRank, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
     """By manager and number; planned changes have negative numbers."""
-    open: set[tuple[int, int]] = field(default_factory=set)
-    """Those of `faults` that are not closed."""
-    newest: int = 0
-    """The highest number of this manager's faults."""
+    open: set[tuple[int, int]] = field(default_factory=set)  # those of `faults` that are not closed
+    newest: int = 0  # the highest number of this manager's faults
     planned: int = 0
     forgotten: int = 0
     damaged: int = 0
@@ -329,6 +328,7 @@ def read_job(folder: Path) -> Timeline:
         boxes=tuple(boxes),
         damaged_lines=reader.damaged,
         omitted=tuple(omitted),
+        self_check=read_verdict(folder, reader.started_unix_s or 0.0),
     )
 
 

@@ -27,10 +27,10 @@ from taskd.adaptors.faults import in_one_line
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.training.proof.agreement import AGREED, Agreement
 from taskd.adaptors.training.proof.step_digests import StepDigests
-from taskd.adaptors.training.proof.verdict import CheckOutcome, CheckVerdict
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.tripwire import Interrupted
 from taskd.errors import RecoveryError
+from taskd.runtime.records.selfcheck import CheckOutcome, CheckVerdict
 
 logger = logging.getLogger(__name__)
 COMMITS_BEFORE: Final = 2

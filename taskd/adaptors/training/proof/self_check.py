@@ -20,12 +20,13 @@ import torch.distributed as dist
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.proof.agreement import Agreement
 from taskd.adaptors.training.proof.reentry import Reentered, ReentryProof
-from taskd.adaptors.training.proof.verdict import CheckOutcome, CheckVerdict, VerdictFile
+from taskd.adaptors.training.proof.verdict import VerdictFile
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.tripwire import Interrupted
 from taskd.core.policy import SelfCheck
 from taskd.errors import RecoveryError
+from taskd.runtime.records.selfcheck import CheckOutcome, CheckVerdict
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
