@@ -17,6 +17,7 @@ SHAPES: dict[str, str] = {
     "plain": PROVEN,
     "scaler": PROVEN,
     "closure": "self-check: unproven: rank R: {script}:N: the optimizer is given a closure",
+    "empties": "self-check: unproven: rank R: {script}:N empties {folder}/log-R each time it is entered",
     "skips": "self-check: unproven: rank 1: the step was committed without an optimizer's step",
 }
 CHANGED = ("counter", "generator", "raises", "swallows")
@@ -46,9 +47,9 @@ def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
     assert job.results() == results(make_job, how), job.output
     script = SCRIPTS / "self_checked.py"
     said = re.sub(rf"{script}:\d+", f"{script}:N", job.output)
-    if how == "closure":  # the first rank that speaks against it names the reason
-        said = re.sub(r"unproven: rank [01]:", "unproven: rank R:", said)
-    assert SHAPES[how].format(script=script) in said
+    if how in ("closure", "empties"):  # the first rank that speaks against it names the reason
+        said = re.sub(r"log-[01]", "log-R", re.sub(r"unproven: rank [01]:", "unproven: rank R:", said))
+    assert SHAPES[how].format(script=script, folder=job.folder) in said
     twice = SHAPES[how] == PROVEN
     assert entered(job) == sorted(f"rank {rank} enters at {step}" for rank in range(2) for step in [0, 2][: 1 + twice])
     assert not job.named("recovered")

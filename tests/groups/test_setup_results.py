@@ -155,7 +155,7 @@ def test_a_training_without_a_resilient_function(tmp_path: Path, kept: list[str]
     assert dist.all_reduce is torchs
     (unkept,) = recording.end()
     assert "too many collectives come before it" in unkept.text
-    assert pickle.loads(read_record(tmp_path / "file") or b"") == []
+    assert pickle.loads(read_record(tmp_path / "file") or b"") == ([], {})
 
 
 TORCHS = """
@@ -181,5 +181,20 @@ def test_what_a_trainers_library_communicates_for_itself(
     of_comm["wrap"](torch.ones(1))  # the script's, through the library
     share(3)
     assert not recording.end()
-    results = pickle.loads(read_record(tmp_path / "file") or b"")
+    results, _ = pickle.loads(read_record(tmp_path / "file") or b"")
     assert [signature[0] for signature, *_ in results] == ["all_reduce", "all_gather_object", "all_reduce"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_facts_of_the_set_up_come_with_its_results(tmp_path: Path, kept: list[str]) -> None:
+    recording = Recording(tmp_path / "file", ours, kept.append)
+    share(3)
+    recording.end({"the length of the dataset": "10"})
+    (digest,) = kept
+    replay = Replay(tmp_path / "file", ours, digest)
+    share(3)
+    replay.end()
+    assert replay.facts == {"the length of the dataset": "10"}
+    unknown = Replay(tmp_path / "file", ours, "")
+    unknown.end()
+    assert unknown.facts == {}

@@ -16,7 +16,7 @@ class Verdict(str, Enum):
     """There is no self-check, or it has said nothing yet."""
 
 
-_REFUSED = re.compile(r"at a fault all processes start anew")
+_REFUSED = re.compile(r"at a fault (in it )?all processes start anew")
 
 
 def verdict_of(run: Run) -> Verdict:

@@ -31,12 +31,17 @@ def test_who_checks(wanted: SelfCheck, *, joins: bool, checks: bool) -> None:
     assert is_checked(process(wanted, joins=joins)) is checks
 
 
-@pytest.mark.parametrize(("wanted", "joins"), [(SelfCheck.AUTO, True), (SelfCheck.OFF, False)])
-def test_a_newcomer_and_a_job_without_checks_do_nothing(wanted: SelfCheck, *, joins: bool) -> None:
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_job_without_checks_does_nothing(*, joins: bool) -> None:
     nothing: Any = None
-    runtime = process(wanted, joins=joins)
+    runtime = process(SelfCheck.OFF, joins=joins)
     read_beforehand(nothing, ((), {}), nothing, runtime)
     assert isinstance(first_steps_of(runtime, nothing, nothing), NoFirstSteps)
+
+
+def test_a_newcomer_is_not_read() -> None:
+    nothing: Any = None
+    read_beforehand(nothing, ((), {}), nothing, process(SelfCheck.AUTO, joins=True))
 
 
 def test_nothing_of_the_checks_is_loaded_for_others() -> None:

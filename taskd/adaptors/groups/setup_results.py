@@ -22,7 +22,7 @@ import hashlib
 import hmac
 import logging
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,12 @@ class Recording:
         self._wrapped = Wrapped(self._call)
         self._steps = register_optimizer_step_pre_hook(self._stepping)
 
-    def end(self) -> list[Unkept]:
-        """Write the record; return what is not in it."""
+    def end(self, facts: Mapping[str, str] | None = None) -> list[Unkept]:
+        """Write the record, with these facts of the set-up beside it; return what is not in it."""
         self._wrapped.remove()
         self._steps.remove()
         try:
-            content = pickle.dumps([(r.signature, r.line, r.data) for r in self._results])
+            content = pickle.dumps(([(r.signature, r.line, r.data) for r in self._results], dict(facts or {})))
             write_record(self._path, content)
         except OSError as error:
             _log.warning("the results of the set-up's collectives are not kept: %s", error)
@@ -122,11 +122,14 @@ class Recording:
 
 
 class Replay:
-    """Answers a newcomer's set-up's collectives from now on, from the memory at `path` if it has this digest."""
+    """Answers a newcomer's set-up's collectives from now on, from the memory at `path` if it has this digest.
+
+    `facts`: those of its predecessor's set-up; empty if they are not known.
+    """
 
     def __init__(self, path: Path, is_ours: Callable[[Any], bool], digest: str) -> None:
         self._is_ours = is_ours
-        self._results = _read(path, digest)
+        self._results, self.facts = _read(path, digest)
         self._at = 0
         self._wrapped = Wrapped(self._call)
 
@@ -170,22 +173,23 @@ class Replay:
         return returned
 
 
-def _read(path: Path, digest: str) -> list[Result] | None:
-    """The record; None where there is none that can be read, or another than the agent was told of."""
+def _read(path: Path, digest: str) -> tuple[list[Result] | None, dict[str, str]]:
+    """The results, and the facts; None where there is no record that the agent was told of, or it cannot be read."""
     try:
         content = read_record(path)
         if content is None:
-            return None
+            return None, {}
         if not digest or not hmac.compare_digest(_digest(content), digest):
             raise ValueError("it is not the record that this rank's first process has written")
-        return [Result(*fields) for fields in pickle.loads(content)]
+        results, facts = pickle.loads(content)
+        return [Result(*fields) for fields in results], facts
     except Exception as error:  # noqa: BLE001 - a class that the script has changed meanwhile may raise anything
         _log.warning(
             "%s cannot be read (%s): what the set-up's collectives gave is not known",
             path,
             text.line(str(error) or type(error).__name__),
         )
-        return None
+        return None, {}
 
 
 def _digest(content: bytes) -> str:

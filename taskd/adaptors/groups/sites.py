@@ -30,6 +30,13 @@ def is_users(file: str) -> bool:
     return not is_between(file) and not file.startswith(_LIBRARIES)
 
 
+def users_files() -> list[str]:
+    """The files of the script and of the user's modules that this process has imported, sorted. Takes a millisecond."""
+    found = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    others = _BETWEEN + _LIBRARIES
+    return sorted({file for file in found if isinstance(file, str) and not file.startswith(others)})
+
+
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     """`file:line` of the first of these frames, innermost first, that is the user's; of a library if none is."""
     of_library = ""

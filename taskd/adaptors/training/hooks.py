@@ -21,7 +21,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.instances import imported, instances
-from taskd.adaptors.training.parts.modes import Mode
+from taskd.adaptors.training.parts.modes import Evaluations, Mode
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.runtime.worker.pulse import Hook, Pulse
 
@@ -38,6 +38,9 @@ class StepHooks:
         before_forward: called with the module before each forward pass; what it returns tells whether to call it again.
         after_forward: called after each forward pass that trains.
 
+    Attributes:
+        evaluations: what to call around evaluations of the modules.
+
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class StepHooks:
         """Called when another state has taken a module over."""
         self.counts = counts
         self._parts = parts
-        self._modes = [Mode(module) for module in parts.modules]
-        self._handles: list[RemovableHandle | _Call] = []
+        self.evaluations = Evaluations()
+        self._modes = [Mode(module, self.evaluations) for module in parts.modules]
+        self._handles: list[RemovableHandle | AfterPass] = []
         self._after_forward = after_forward
         self._before_forward = before_forward
         self._before: list[RemovableHandle] = []
@@ -108,11 +112,6 @@ class StepHooks:
         for index in range(0, len(self.counts), 2):
             self.counts[index] = self.counts[index + 1]
 
-    def watch_evaluations(self, call: Callable[[], None] | None) -> None:
-        """Call it after each pass that does not train; None: no more."""
-        for mode in self._modes:
-            mode.on_evaluation = call
-
     def train_on(self) -> None:
         """Leave an evaluation that was interrupted."""
         for mode in self._modes:
@@ -138,7 +137,7 @@ class StepHooks:
                 grad_enabled, records = torch.is_grad_enabled, record is not None
                 after = pulse.after_pass(module, mode.trains_on, grad_enabled, after, records=records)
             for outer in (module, *_compiled_around(module)):
-                self._handles.append(_Call(outer, after))
+                self._handles.append(AfterPass(outer, after))
                 if outer not in self._hooked:
                     self._hooked.add(outer)
                     self._before.append(_hook_before(outer, module, self._before_forward))
@@ -174,11 +173,8 @@ def _after_pass(module: torch.nn.Module, mode: Mode, record: Hook | None) -> Hoo
     return after
 
 
-class _Call:
-    """Calls `after` whenever a pass of `outer` has returned, until removed.
-
-    `outer` is a module of the state itself, or a compiled one around it.
-    """
+class AfterPass:
+    """Calls `after` whenever a pass of a module has returned, until removed. It costs a pass a microsecond."""
 
     def __init__(self, outer: torch.nn.Module, after: Hook) -> None:
         self._module = outer

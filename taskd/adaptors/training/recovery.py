@@ -62,8 +62,10 @@ class StateRecovery(CommittedSteps):
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
+        parameters_moved: whether anything but an optimizer has changed parameters since the commit.
         lent_layouts: bucket layouts that travel with the state.
         in_flight: what wrappers hold of the present step.
+        steps: what has run since the commit.
         replicas: which replica set this rank belongs to.
         saved: the newest checkpoint of the present training function.
         inexact: what the newest recovery could not put back exactly.
@@ -92,18 +94,19 @@ class StateRecovery(CommittedSteps):
         self._commit_of_script = commit
         self.losses = Losses()
         self._empty = False
+        self.parameters_moved: Callable[[], bool] = lambda: False
         self._followers = Followers(parts.replicated)
-        parts.epochs.ended = self._followers.hold
         self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
-        self.afterwards = Afterwards(parts.modules)
         counts = self._board.counts
-        self._hooks = StepHooks(parts, counts, self._save, lambda: None if self.by_trainer else self._look_ahead())
-        self.withdraw_step = self._hooks.withdraw
+        self.steps = StepHooks(parts, counts, self._save, lambda: None if self.by_trainer else self._look_ahead())
+        self.afterwards = Afterwards(parts.modules, self.steps.evaluations)
+        parts.epochs.loop_ended.append(self._followers.hold)
+        self.withdraw_step = self.steps.withdraw
         self.first_step = FirstStep(parts.optimizers, self.withdraw_step)
         self._pending, self.in_flight = Pending(parts), InFlight(parts)
         self.replicas = replicas or Replicas(parts)
         self.undo = Undo(parts, counts, self._can_copy)
-        self._hooks.withdrawn = self.undo.end
+        self.steps.withdrawn = self.undo.end
         self.failures = Failures(lambda: sum(counts), lambda any_: self._board.demand(Extra.FAILURE, wanted=any_))
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
@@ -119,8 +122,8 @@ class StateRecovery(CommittedSteps):
         self._board.demand(Extra.STATE)
         self.committing = True
         self._board.step = step = self._board.step + 1
-        if self._pending.armed or not self._hooks.counts[1]:
-            self._pending.committed(step, stepped=any(self._hooks.stepped))
+        if self._pending.armed or not self.steps.counts[1]:
+            self._pending.committed(step, stepped=any(self.steps.stepped))
         self.buffers.committed()
         if self.failures.any:
             self.failures.commit()
@@ -178,13 +181,13 @@ class StateRecovery(CommittedSteps):
         Raises:
             RestoreError: the file cannot be used.
         """
-        self._hooks.take_over()
+        self.steps.take_over()
         self._positions = file = PositionFile(path)
         os.register_at_fork(after_in_child=leaver(self))
         slowly = self._record, self._look_ahead
         self._pulse = pulse = pulse_of(self._board, file.target, self._rng.sources(), self.commit, slowly)
         if pulse is not None:
-            self._hooks.use(pulse, records=not self.by_trainer)
+            self.steps.use(pulse, records=not self.by_trainer)
             self.undo.stand_last()
             self._count, self._ahead, self.shows_steps = pulse.commit, pulse.after_forward, True
             if self.commits_quickly:
@@ -236,7 +239,7 @@ class StateRecovery(CommittedSteps):
     @property
     def in_optimizer(self) -> bool:
         """Whether an optimizer is inside its step, or has been left there by an exception. Any thread may ask."""
-        return self._hooks.inside
+        return self.steps.inside
 
     @property
     def between_steps(self) -> bool:
@@ -249,9 +252,10 @@ class StateRecovery(CommittedSteps):
             return Condition.EMPTY
         if self._restoring or self.committing or self.failures.committed:
             return Condition.TORN
-        if self.undo.ready or self._hooks.untouched(self.undo.untouched):
-            return Condition.CLEAN if self._can_be_done_again() else Condition.TORN
-        if self.failures.stepped or self._hooks.torn or not all(self._hooks.stepped):
+        if self.undo.ready or self.steps.untouched(self.undo.untouched):
+            moved = not self.undo.ready and self.parameters_moved()
+            return Condition.CLEAN if not moved and self._can_be_done_again() else Condition.TORN
+        if self.failures.stepped or self.steps.torn or not all(self.steps.stepped):
             return Condition.TORN
         if error is not None and not self.by_trainer:
             self._followers.rest = Rest(error, self._commit_of_script)
@@ -303,7 +307,7 @@ class StateRecovery(CommittedSteps):
 
     def why_not_again(self) -> str:
         """Why the present step, whose first optimizer is about to step, cannot be done again; "" if it can."""
-        changed = any(self._hooks.stepped) or self._empty or self._restoring or self.failures.stepped
+        changed = any(self.steps.stepped) or self._empty or self._restoring or self.failures.stepped
         return "the step has changed what cannot be put back" if changed or not self._can_be_done_again() else ""
 
     def redo(self) -> None:
@@ -320,12 +324,7 @@ class StateRecovery(CommittedSteps):
         for parameter in self.parts.parameters():
             parameter.grad = None
         self._pending.forget()
-        self._hooks.train_on()
-
-    def watch_evaluations(self, call: Callable[[], None] | None) -> None:
-        """Call it whenever a model was evaluated, or work was done behind a commit; None: no more."""
-        self._hooks.watch_evaluations(call)
-        self.afterwards.on_done = call
+        self.steps.train_on()
 
     def return_to(self, step: int, lent: bytes = b"", *, own: bool = False) -> str:
         """Put random numbers and data position of `step` back; return what is not exact, or "".

@@ -21,11 +21,13 @@ from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.grace import await_step
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, matters, tell_inexact
+from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.script.standing import see_standing
 from taskd.adaptors.training.sharding.layout import OwnWrappers, repoint
 from taskd.adaptors.training.tripwire import Tripwire, interrupt
 from taskd.core.diagnosis.evidence import Standing
+from taskd.core.policy import SelfCheck
 from taskd.errors import ShimError
 from taskd.runtime.box.recorder import NullRecorder, Recorder, open_recorder
 from taskd.runtime.worker import worker
@@ -79,14 +81,34 @@ class Runtime:
             self._setup = self.world.replay(path, known) if link.joins else Recording(path, own, link.recorded_setup)
 
     def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:
-        """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way."""
+        """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way.
+
+        Raises:
+            RuntimeError: a newcomer's set-up has come out otherwise than its predecessor's.
+        """
         setup, self._setup = self._setup, None
-        unkept = setup.end() if setup is not None else None
+        unkept = None
+        if isinstance(setup, Replay):
+            setup.end()
+            if setup.facts:
+                from taskd.adaptors.training.proof.setup_facts import expect_same_setup
+
+                expect_same_setup(recovery.parts, setup.facts)
+        elif setup is not None:
+            unkept = setup.end(self._facts(recovery.parts))
         self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins, backs_up=backups.on))
         if self.rank == 0 and not self.link.joins:
             tell_inexact(recovery.parts)
         if strange := self.world.strangers():
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
+
+    def _facts(self, parts: Parts) -> dict[str, str]:
+        """What a newcomer's set-up is compared with; nothing in a job that does not check itself."""
+        if self.link.config.self_check is SelfCheck.OFF:
+            return {}
+        from taskd.adaptors.training.proof.setup_facts import setup_facts
+
+        return setup_facts(parts)
 
     def refuse_rebuild(self, reason: str) -> None:
         """No further world is formed with this process: all are to start anew."""

@@ -103,7 +103,7 @@ class Session:
         try:
             return self._go_on(self._first_steps.around(function))
         finally:
-            self._first_steps.cancel()
+            self._first_steps.close()
             self._strays.stop()
             self.backups.close()
             self._runtime.verified.end()
@@ -197,6 +197,7 @@ class Session:
         self.backups.start(self._runtime.world, -1 if plan is None else plan.copied)
         if (verified := self._runtime.verified).begin():
             self.recovery.verify, self.recovery.undo.verify = verified.look_again, verified.look
+        self._first_steps.enter(after_fault=plan is not None)
         self.inside = True
         try:
             with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):

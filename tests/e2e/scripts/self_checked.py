@@ -100,6 +100,8 @@ def train() -> None:
     if HOW == "raises" and (FOLDER / f"entered-{rank()}").exists() and state.step == 2:
         raise FileExistsError("the run's folder is there already")
     (FOLDER / f"entered-{rank()}").touch()
+    if HOW == "empties":
+        (FOLDER / f"log-{rank()}").write_text("begins")
     for x, y in batches():
         reach(state.step, "begin")
         if HOW == "swallows":

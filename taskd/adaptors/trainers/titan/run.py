@@ -189,7 +189,7 @@ class TitanRun:
         return once
 
     def _ask(self, step: int) -> bool:
-        if all(self._state._recovery._hooks.stepped):
+        if all(self._state._recovery.steps.stepped):
             self._commit()
         return bool(self._should_log(step))
 

@@ -18,16 +18,16 @@ class Epochs:
     Attributes:
         now: the epoch, from 0.
         used: whether the script has asked for its epochs.
-        ended: called when a loop over a loader has ended within the loop over epochs.
-        again: called when another epoch than the first, or another pass over the data, begins.
+        loop_ended: functions to call when a loop over a loader has ended within the loop over epochs.
+        again: functions to call when another epoch than the first, or another pass over the data, begins.
     """
 
     def __init__(self) -> None:
         self.now = self._first = 0
         self.used = False
         self._loops = 0
-        self.ended: Callable[[], None] = _nothing
-        self.again: Callable[[], None] = _nothing
+        self.loop_ended: list[Callable[[], None]] = []
+        self.again: list[Callable[[], None]] = []
 
     @property
     def loop(self) -> int:
@@ -48,9 +48,19 @@ class Epochs:
             while self.now < total:
                 yield self.now
                 self.now += 1
-                self.again()
+                self.begin_again()
         finally:
             self._loops -= 1
+
+    def end_loop(self) -> None:
+        """A loop over a loader has ended."""
+        for call in self.loop_ended:
+            call()
+
+    def begin_again(self) -> None:
+        """Another epoch or pass begins."""
+        for call in tuple(self.again):
+            call()
 
     def pack(self) -> bytes:
         """What is recorded."""
@@ -59,7 +69,3 @@ class Epochs:
     def unpack(self, data: bytes | None) -> None:
         """Go back to what was recorded; without anything, to where the script began."""
         self.now = self._first if data is None else msgspec.msgpack.decode(data, type=int)
-
-
-def _nothing() -> None:
-    pass

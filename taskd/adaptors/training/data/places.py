@@ -163,7 +163,7 @@ class LoaderPlace:
 
     def ended(self) -> None:
         """A pass within the loop over epochs is exhausted."""
-        self._epochs.ended()
+        self._epochs.end_loop()
 
     def order(self) -> PassOrder:
         """That of the pass which an iterator is about to begin."""
@@ -184,7 +184,7 @@ class LoaderPlace:
     def _begin(self, batches: "Batches", begun: Pass) -> Steps:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
         if begun.number > 0:
-            self._epochs.again()
+            self._epochs.begin_again()
         return batches.enter(begun)
 
     def _see_skipping(self, handed: int) -> None:

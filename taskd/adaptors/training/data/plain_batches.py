@@ -134,7 +134,7 @@ class PlainBatches:
         if batch is END:
             place.pass_.over = True
             if place.pass_.loop >= 0:
-                place.epochs.ended()
+                place.epochs.end_loop()
             yield from stop()
         number, self._next = self._next, self._next + 1
         drew = memory.mark() != before

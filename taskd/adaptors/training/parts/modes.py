@@ -10,18 +10,40 @@ Rules:
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
+_Calls = list[Callable[[], None]]
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """The functions to call around the evaluations of a state's modules.
+
+    Attributes:
+        begin: called before work behind a commit.
+        passed: called after each forward pass that does not train.
+        end: called after work behind a commit, and after the first training pass behind an evaluation.
+    """
+
+    begin: _Calls = field(default_factory=list)
+    passed: _Calls = field(default_factory=list)
+    end: _Calls = field(default_factory=list)
+
+
+def call_all(calls: _Calls) -> None:
+    """Call each function once. It may remove itself."""
+    for call in tuple(calls):
+        call()
+
 
 class Mode:
-    """Of one module with all that it holds."""
+    """Of one module with all that it holds. `evaluations` are told of its passes."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
+    def __init__(self, module: torch.nn.Module, evaluations: Evaluations) -> None:
+        self._module, self._evaluations = module, evaluations
         self._flags: list[tuple[torch.nn.Module, bool]] = []
-        self.on_evaluation: Callable[[], None] | None = None
-        """Called after a pass that does not train."""
         self.trains_on = memoryview(bytearray(8)).cast("q")
         """One number, for the core too: not 0 while the module trains, as was put down, and does nothing else."""
 
@@ -29,12 +51,12 @@ class Mode:
         """A training pass was run, and the last one was none."""
         self._flags = [(module, module.training) for module in self._module.modules()]
         self.trains_on[0] = 1
+        call_all(self._evaluations.end)
 
     def evaluates(self) -> None:
         """A pass was run that does not train."""
         self.trains_on[0] = 0
-        if self.on_evaluation is not None:
-            self.on_evaluation()
+        call_all(self._evaluations.passed)
         if not self._module.training and torch.is_grad_enabled():
             self._flags = []
 

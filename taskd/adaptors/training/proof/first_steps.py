@@ -20,11 +20,17 @@ class FirstSteps(Protocol):
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
         """Return the function that is called in its place. Called when this process has entered the job's world."""
 
+    def enter(self, *, after_fault: bool) -> None:
+        """The function is about to be called, for the first time or after a fault."""
+
     def committed(self) -> bool:
         """A step is committed. Return whether the next commit is wanted, too."""
 
     def cancel(self) -> None:
-        """A fault has come, or the training is over."""
+        """A fault has come."""
+
+    def close(self) -> None:
+        """The training is over."""
 
 
 class NoFirstSteps:
@@ -34,6 +40,9 @@ class NoFirstSteps:
         """Return the function itself."""
         return function
 
+    def enter(self, *, after_fault: bool) -> None:
+        """Nothing begins."""
+
     def committed(self) -> bool:
         """Want no commit."""
         return False
@@ -41,16 +50,59 @@ class NoFirstSteps:
     def cancel(self) -> None:
         """Nothing goes on."""
 
+    close = cancel
 
-class CheckedFirstSteps:
+
+class WatchedSteps:
+    """Watches parameters in evaluations, and what is alike on all ranks: in any process of a job that checks itself."""
+
+    def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
+        from taskd.adaptors.training.proof.alike import AlikeRanks
+        from taskd.adaptors.training.proof.parameters import ParameterWatch
+        from taskd.adaptors.training.proof.self_check import SelfCheckRun
+
+        self._check = SelfCheckRun(runtime, recovery)
+        self._parameters = ParameterWatch(recovery, runtime.rank)
+        world = runtime.world
+        self._alike = AlikeRanks(
+            recovery,
+            lambda: f"taskd-alike/{world.store_key}/{world.section}/{world.generation}",
+            self._check.differs,
+            watch_commit,
+        )
+
+    def around(self, function: Callable[[], R]) -> Callable[[], R]:
+        """Return the function itself."""
+        return function
+
+    def enter(self, *, after_fault: bool) -> None:
+        """Look at what the function begins with."""
+        self._parameters.enter()
+        self._alike.enter(after_fault=after_fault)
+
+    def committed(self) -> bool:
+        """Look at what a step has left."""
+        self._parameters.committed()
+        self._alike.committed()
+        return self._parameters.owes or self._alike.owes
+
+    def cancel(self) -> None:
+        """Go on: the next fault may come in an evaluation."""
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        self._parameters.close()
+        self._alike.close()
+
+
+class CheckedFirstSteps(WatchedSteps):
     """Checks the first steps of a process that begins with the job."""
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
         from taskd.adaptors.training.proof.looks import EarlyLooks
-        from taskd.adaptors.training.proof.self_check import SelfCheckRun
 
+        super().__init__(runtime, recovery, watch_commit)
         self._looks = EarlyLooks(runtime.refusals, recovery, watch_commit)
-        self._check = SelfCheckRun(runtime, recovery)
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
         """Return the function that does one step twice."""
@@ -60,11 +112,16 @@ class CheckedFirstSteps:
         """Look, or prove, what is due behind this commit."""
         self._check.committed()
         self._looks.committed()
-        return self._check.runs or self._looks.owe
+        return super().committed() or self._check.runs or self._looks.owe
 
     def cancel(self) -> None:
         """Prove nothing any more. Looks end by themselves."""
         self._check.cancel()
+
+    def close(self) -> None:
+        """Neither prove nor watch anything any more."""
+        self._check.cancel()
+        super().close()
 
 
 def is_checked(runtime: Runtime) -> bool:
@@ -84,4 +141,7 @@ def read_beforehand(
 
 def first_steps_of(runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> FirstSteps:
     """Return what checks a session's first steps. `watch_commit` has the next commit looked at."""
-    return CheckedFirstSteps(runtime, recovery, watch_commit) if is_checked(runtime) else NoFirstSteps()
+    if runtime.link.config.self_check is SelfCheck.OFF:
+        return NoFirstSteps()
+    kind = WatchedSteps if runtime.link.joins else CheckedFirstSteps
+    return kind(runtime, recovery, watch_commit)

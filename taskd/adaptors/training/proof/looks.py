@@ -61,8 +61,9 @@ class EarlyLooks:
         self._seen: dict[str, SeenValue] = {}
         self._weights: frozenset[bytes] = frozenset()
         self._told: set[str] = set()
-        recovery.watch_evaluations(self._on_evaluated)
-        recovery.parts.epochs.again = self._on_second_pass
+        recovery.steps.evaluations.passed.append(self._on_evaluated)
+        recovery.steps.evaluations.end.append(self._on_evaluated)
+        recovery.parts.epochs.again.append(self._on_second_pass)
 
     @property
     def owe(self) -> bool:
@@ -86,8 +87,8 @@ class EarlyLooks:
     def _end(self) -> None:
         if not self._over:
             self._over, self._seen = True, {}
-            self._recovery.watch_evaluations(None)
-            self._recovery.parts.epochs.again = _nothing
+            self._heed_no_evaluation()
+            self._heed_no_pass()
 
     def _look(self, frame: FrameType) -> None:
         if self._commits == 1:
@@ -127,14 +128,23 @@ class EarlyLooks:
 
     def _on_evaluated(self) -> None:
         if self._commits >= _EARLY[-1]:
-            self._recovery.watch_evaluations(None)
+            self._heed_no_evaluation()
             self._evaluated = True
             self._arm()
 
+    def _heed_no_evaluation(self) -> None:
+        for calls in (self._recovery.steps.evaluations.passed, self._recovery.steps.evaluations.end):
+            if self._on_evaluated in calls:
+                calls.remove(self._on_evaluated)
+
     def _on_second_pass(self) -> None:
         if self._commits:
-            self._recovery.parts.epochs.again = _nothing
+            self._heed_no_pass()
             self._arm()
+
+    def _heed_no_pass(self) -> None:
+        if self._on_second_pass in self._recovery.parts.epochs.again:
+            self._recovery.parts.epochs.again.remove(self._on_second_pass)
 
     def _arm(self) -> None:
         if not self._over:
@@ -144,10 +154,6 @@ class EarlyLooks:
             except RuntimeError as error:
                 _log.debug("the weights could not be looked at: %s", error)
             self._look_again()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _of_optimizer(name: str, made_at: str) -> Matter:

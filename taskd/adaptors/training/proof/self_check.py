@@ -10,29 +10,28 @@ Rules:
 """
 
 import logging
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.proof.agreement import Agreement
+from taskd.adaptors.training.proof.anew import start_anew
+from taskd.adaptors.training.proof.entry_writes import EntryWrites
 from taskd.adaptors.training.proof.reentry import Reentered, ReentryProof
 from taskd.adaptors.training.proof.verdict import VerdictFile
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.tripwire import Interrupted
 from taskd.core.policy import SelfCheck
-from taskd.errors import RecoveryError
 from taskd.runtime.records.selfcheck import CheckOutcome, CheckVerdict
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")
 _REMEDY: Final = "Make what differs a part of the TrainState, or make it from state.step (docs/exactness.md)."
-_ANEW_S: Final = 60.0
-"""The manager is asked to start all processes anew, and looks at that within seconds."""
 
 
 class SelfCheckRun:
@@ -41,6 +40,7 @@ class SelfCheckRun:
     def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
         self._runtime, self._link, self._recovery = runtime, runtime.link, recovery
         self._proof: ReentryProof | None = None
+        self._writes = EntryWrites()
         self._file: VerdictFile | None = None
 
     @property
@@ -60,7 +60,23 @@ class SelfCheckRun:
     def committed(self) -> None:
         """A step is committed."""
         if self._proof is not None:
+            self._writes.stop()
             self._proof.committed()
+
+    def differs(self, reason: str) -> None:
+        """What was alike on all ranks before a fault is not after it. Called behind a commit.
+
+        Raises:
+            Interrupted: all processes start anew.
+            RecoveryError: nobody starts this process anew.
+        """
+        verdict = CheckVerdict(outcome=CheckOutcome.NOT_EXACT, steps=(self._recovery.step,), reason=reason)
+        logger.warning("self-check: %s", verdict.text)
+        if self._file is not None:
+            self._file.write(verdict)
+        self._heed(verdict)
+        if not self._link.config.allows_inexact:
+            start_anew(self._runtime, f"the training is {verdict.text}")
 
     def cancel(self) -> None:
         """A fault has come, or the training is over: nothing is proven any more."""
@@ -81,12 +97,14 @@ class SelfCheckRun:
             return
         if config.generation or self._recovery.commits or self._recovery.by_trainer:
             return
-        store = dist.distributed_c10d._get_default_store()
+        store = c10d._world.pg_map[c10d._get_default_group()][1]
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(store, prefix, dist.get_rank(), world_size, self._waiting)
         self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
 
     def _hindered(self) -> str:
+        if self._writes.found:
+            return self._writes.found
         if self._runtime.refusals.of_newcomers:
             return "at a fault all processes start anew in any case"
         return "the training is known not to be exact" if self._runtime.refusals.warned else ""
@@ -96,6 +114,13 @@ class SelfCheckRun:
             raise Interrupted
 
     def _prove(self, function: Callable[[], R], proof: ReentryProof) -> R:
+        self._writes.start()
+        try:
+            return self._prove_within(function, proof)
+        finally:
+            self._writes.stop()
+
+    def _prove_within(self, function: Callable[[], R], proof: ReentryProof) -> R:
         while True:
             try:
                 result = function()
@@ -129,7 +154,7 @@ class SelfCheckRun:
             logger.warning("self-check: %s", verdict.text)  # a script without logging shows nothing less
         self._heed(verdict)
         if verdict.outcome is CheckOutcome.NOT_EXACT:
-            self._start_anew(verdict)
+            start_anew(self._runtime, f"the self-check has changed the training, which is {verdict.text}")
 
     def _heed(self, verdict: CheckVerdict) -> None:
         if verdict.outcome is not CheckOutcome.NOT_EXACT:
@@ -138,17 +163,3 @@ class SelfCheckRun:
             self._runtime.refusals.warn(f"the training is {verdict.text}. {_REMEDY}")
         else:
             self._runtime.refusals.add(Matter(f"the training is {verdict.text}", _REMEDY, no_rebuild=True))
-
-    def _start_anew(self, verdict: CheckVerdict) -> None:
-        """The check has changed what the script keeps: have all processes begin the job again, from where it began.
-
-        Raises:
-            Interrupted: a fault has come meanwhile.
-            RecoveryError: nobody starts this process anew.
-        """
-        self._runtime.refusals.ask_anew(f"the self-check has changed the training, which is {verdict.text}")
-        ended = threading.Event()
-        for _ in range(int(_ANEW_S / 0.1)):
-            ended.wait(0.1)
-            self._waiting()
-        raise RecoveryError(f"the training is {verdict.text}, and no manager has started it anew within {_ANEW_S:g} s")

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 import torch
 
-from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.groups.sites import users_files
 from taskd.runtime.records.selfcheck import SELF_CHECK, CheckVerdict, read_verdict
 
 _MOST_BYTES: Final = 1 << 24
@@ -52,8 +52,7 @@ class VerdictFile:
 def _identity(world_size: int) -> str:
     """A digest of all that a verdict depends on, as far as it has a text."""
     found = hashlib.blake2b(digest_size=16)
-    files = {str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
-    for name in sorted(name for name in files if name and is_users(name)):
+    for name in users_files():
         found.update(name.encode(errors="surrogateescape"))
         try:
             with open(name, "rb") as file:

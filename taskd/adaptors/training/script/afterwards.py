@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from taskd.adaptors.training.parts.modes import Evaluations, call_all
 from taskd.errors import ConfigError
 
 Work = Callable[[int], object]
@@ -23,15 +24,14 @@ class Afterwards:
 
     Args:
         modules: the models whose mode is kept.
+        evaluations: what to call around the work.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self._modules = modules
+    def __init__(self, modules: Sequence[torch.nn.Module], evaluations: Evaluations) -> None:
+        self._modules, self._evaluations = modules, evaluations
         self._works: list[tuple[Work, int]] = []
         self.any = False
         """Whether there is any."""
-        self.on_done: Callable[[], None] | None = None
-        """Called when work was done."""
 
     def add(self, work: Work, every: int) -> None:
         """To be done after every so many commits."""
@@ -46,11 +46,11 @@ class Afterwards:
         """Do what is due after this step."""
         for work, every in self._works:
             if step and step % every == 0:
+                call_all(self._evaluations.begin)
                 modes = [(module, module.training) for root in self._modules for module in root.modules()]
                 try:
                     work(step)
                 finally:
                     for module, mode in modes:
                         module.training = mode
-                if self.on_done is not None:
-                    self.on_done()
+                call_all(self._evaluations.end)

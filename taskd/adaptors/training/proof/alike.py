@@ -1,0 +1,196 @@
+"""What was alike on all ranks before a fault must be so after the recovery.
+
+A rank that a fault has replaced may go on with another place in the data, or draw a random number more than its peers,
+and nobody would see it. So all ranks count who has what, before a fault and after it.
+
+Rules:
+
+1. Behind the same commit each rank adds one to a counter in the store of the default group, for each kind of thing and
+   what it has of it. What all ranks have is counted as often as there are ranks. They look behind their next commit:
+   by then every rank has come so far, for the step's collectives have let it pass. Nobody waits for anybody.
+2. They count behind two early commits, behind the first evaluation and as a second pass over the data begins; after
+   each recovery again. A kind counts at such a moment if it was alike there each time before.
+3. Not the random numbers are looked at alone, but also how many were drawn: ranks have seeds of their own.
+4. If something differs after a recovery, the training is not exact: all processes start anew, for no restart.
+"""
+
+import hashlib
+import logging
+import random
+import sys
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from taskd.adaptors.training.fingerprints import Fingerprint, of_random_numbers
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.proof.walk import sample
+from taskd.adaptors.training.recovery import StateRecovery
+
+logger = logging.getLogger(__name__)
+_EARLY: Final = 4
+"""A commit of this process behind which it counts."""
+
+
+class CountMoment(Enum):
+    """When ranks count."""
+
+    EARLY = "an early step"
+    EVALUATION = "an evaluation"
+    PASS = "the beginning of another pass over the data"
+
+
+class AlikeRanks:
+    """The counts of one training function, in one process.
+
+    Args:
+        recovery: that of its state.
+        prefix: returns what begins the names of all keys of the present world.
+        differs: called with what differs after a recovery.
+        watch_commit: has `committed` called at the next commit.
+    """
+
+    def __init__(
+        self,
+        recovery: StateRecovery,
+        prefix: Callable[[], str],
+        differs: Callable[[str], None],
+        watch_commit: Callable[[], None],
+    ) -> None:
+        self._recovery, self._prefix = recovery, prefix
+        self._differs, self._watch_commit = differs, watch_commit
+        self._after_fault = False
+        self._alike: dict[CountMoment, frozenset[str]] = {}
+        """The kinds that were alike at each moment."""
+        self._commits = 0
+        self._left = set(CountMoment)
+        self._due: set[CountMoment] = set()
+        self._counted: tuple[set[CountMoment], str, dict[str, str]] | None = None
+        """What was counted behind the last commit, and under which name."""
+        recovery.steps.evaluations.end.append(self._on_evaluation)
+        recovery.parts.epochs.again.append(self._on_pass)
+
+    @property
+    def owes(self) -> bool:
+        """Whether it wants to hear of the next commit."""
+        return self._counted is not None or bool(self._due) or self._commits < _EARLY
+
+    def enter(self, *, after_fault: bool) -> None:
+        """The training function is about to be called."""
+        self._counted, self._due, self._commits, self._left = None, set(), 0, set(CountMoment)
+        self._after_fault = after_fault
+
+    def committed(self) -> None:
+        """A step is committed."""
+        self._commits += 1
+        if self._counted is not None:
+            counted, self._counted = self._counted, None
+            self._judge(*counted)
+        if self._commits == (1 if self._after_fault else _EARLY):
+            self._due.add(CountMoment.EARLY)
+        if self._due:
+            moments, self._due = self._due, set()
+            self._left -= moments
+            self._count(moments)
+
+    def close(self) -> None:
+        """The training function was left for good."""
+        for calls, call in (
+            (self._recovery.steps.evaluations.end, self._on_evaluation),
+            (self._recovery.parts.epochs.again, self._on_pass),
+        ):
+            if call in calls:
+                calls.remove(call)
+
+    # Inside.
+
+    def _on_evaluation(self) -> None:
+        self._demand(CountMoment.EVALUATION)
+
+    def _on_pass(self) -> None:
+        self._demand(CountMoment.PASS)
+
+    def _demand(self, moment: CountMoment) -> None:
+        if moment in self._left and self._commits:
+            self._due.add(moment)
+            self._watch_commit()
+
+    def _count(self, moments: set[CountMoment]) -> None:
+        if not dist.is_initialized() or dist.get_world_size() < 2:
+            return
+        try:
+            name = f"{self._prefix()}/{self._recovery.step}"
+            kinds = dict(_kinds(self._recovery.parts))
+            for key in ("", *map("/".join, kinds.items())):
+                _store().add(f"{name}/{key}", 1)
+        except Exception:  # no training ends by being looked at
+            logger.info("the ranks could not be compared", exc_info=True)
+            return
+        self._counted = moments, name, kinds
+
+    def _judge(self, moments: set[CountMoment], name: str, kinds: dict[str, str]) -> None:
+        try:
+            world_size = dist.get_world_size()
+            if _store().add(f"{name}/", 0) != world_size:
+                return  # not all ranks have come to this moment at this step
+            alike = {kind for kind, text in kinds.items() if _store().add(f"{name}/{kind}/{text}", 0) == world_size}
+        except Exception:
+            logger.info("the ranks could not be compared", exc_info=True)
+            return
+        for moment in sorted(moments, key=lambda one: one.name):
+            known = self._alike.get(moment)
+            if not self._after_fault:
+                self._alike[moment] = frozenset(alike if known is None else known & alike)
+            elif known is not None and (lost := sorted(known - alike)):
+                self._differs(f"{lost[0]}: alike on all ranks behind {moment.value} before a fault, and not after it")
+                return
+
+
+def _store() -> dist.Store:
+    store: dist.Store = c10d._world.pg_map[c10d._get_default_group()][1]
+    return store
+
+
+def _kinds(parts: Parts) -> Iterator[tuple[str, str]]:
+    """What a rank has of each kind, as a digest."""
+    yield "the number of draws", _short(list(_draws()))
+    yield "the random numbers", _short(of_random_numbers())
+    if parts.epochs.used:
+        yield "the epoch", str(parts.epochs.now)
+    if parts.positions:
+        yield "the place in the data", _short(sorted(parts.pack_positions().items()))
+    yield "the hyperparameters", _short(list(_hyperparameters(parts)))
+    yield "the buffers and averages", _short(list(_followers(parts)))
+
+
+def _draws() -> Iterator[Any]:
+    """How far each generator is in its present block of numbers: that does not depend on its seed."""
+    yield bytes(torch.default_generator.get_state()[8:24].tolist())
+    yield random.getstate()[1][-1]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        yield numpy.get_state()[2]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        yield bytes(torch.cuda.get_rng_state()[8:16].tolist())
+
+
+def _hyperparameters(parts: Parts) -> Iterator[str]:
+    for optimizer in parts.optimizers:
+        for group in optimizer.param_groups:
+            yield Fingerprint({name: value for name, value in group.items() if name != "params"}).text
+
+
+def _followers(parts: Parts) -> Iterator[bytes]:
+    trained = {id(one) for optimizer in parts.optimizers for group in optimizer.param_groups for one in group["params"]}
+    for module in parts.modules:
+        for tensor in (*module.buffers(), *(one for one in module.parameters() if id(one) not in trained)):
+            if tensor.device.type == "cpu":
+                yield sample(tensor)
+
+
+def _short(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()

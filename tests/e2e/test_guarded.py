@@ -1,0 +1,85 @@
+"""What only a fault would show: it is found at the fault or behind it, and all processes start anew."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.conftest import MakeJob
+from tests.e2e.job import Job
+from tests.e2e.plan import point
+
+ON: dict[str, str | None] = {"TASKD_SELF_CHECK": "auto", "TASKD_STANDBY": "0"}
+STEPS = 10
+
+
+def stock(make_job: MakeJob, how: str, **plan: Any) -> list[dict[str, Any]]:
+    """What the training ends with under plain torchrun."""
+    env: dict[str, str | None] = {"TASKD_PROCESS_ENABLE": None}
+    job = make_job(2).start("guarded.py", {"how": how, "steps": STEPS, **plan}, env=env)
+    assert job.end() == 0, job.output
+    return job.results()
+
+
+def killed(make_job: MakeJob, how: str, *at: object, **plan: Any) -> Job:
+    """Rank 1 is at a point of its script."""
+    points = [point("one", 1, *at)]
+    job = make_job(2).start("guarded.py", {"how": how, "steps": STEPS, "points": points, **plan}, env=ON)
+    job.held("one")
+    return job
+
+
+def restarts(job: Job) -> list[bool]:
+    """Of each recovery, whether all processes started anew."""
+    return [record["restart"] for record in job.named("recovered")]
+
+
+def test_an_evaluation_with_other_weights(make_job: MakeJob) -> None:
+    """Killed in the first one, in which all ranks have the other weights."""
+    job = killed(make_job, "swap", 3, "evaluation")
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, "swap"), job.output
+    assert restarts(job) == [True]
+    assert "the parameters are not known to be those of step 3" in job.output
+
+
+def test_between_evaluations_with_other_weights(make_job: MakeJob) -> None:
+    """The processes that live are kept."""
+    job = killed(make_job, "swap", 4, "begin")
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, "swap"), job.output
+    assert restarts(job) == [False]
+    assert "at a fault in it all processes start anew" in job.output
+
+
+def test_a_new_process_draws_a_number_more(make_job: MakeJob) -> None:
+    """In its first evaluation, as a loader with persistent workers does: the ranks compare behind it."""
+    job = killed(make_job, "draws", 5, "begin")
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, "draws"), job.output
+    assert restarts(job) == [False, True]
+    assert "the number of draws: alike on all ranks behind an evaluation before a fault, and not after it" in job.output
+
+
+def test_a_split_that_is_not_seeded(make_job: MakeJob) -> None:
+    """The new process has another one."""
+    job = killed(make_job, "split", 5, "begin")
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, "split", again=True), job.output
+    assert restarts(job)[-1:] == [True]
+    assert "the content of the dataset of 'loader' was" in job.output
+
+
+def test_a_module_that_is_edited_meanwhile(make_job: MakeJob, tmp_path: Path) -> None:
+    """All start anew with the new text, as under plain torchrun."""
+    module = tmp_path / "of_the_user.py"
+    module.write_text("SCALE = 1.0")
+    job = killed(make_job, "edited", 5, "begin", module=str(module))
+    module.write_text("SCALE = 1.5")
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, "edited", module=str(module)), job.output
+    assert restarts(job)[-1:] == [True]
+    assert f"the text of {module} was" in job.output

@@ -1,0 +1,74 @@
+"""What a training function empties, removes or renames as it is entered is named with its line."""
+
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from taskd.adaptors.training.proof.entry_writes import EntryWrites
+
+FILE = Path(__file__)
+
+
+@contextmanager
+def watched() -> Iterator[EntryWrites]:
+    """What is done inside is watched."""
+    made = EntryWrites()
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def fill(path: Path) -> Path:
+    with path.open("a") as file:  # which is harmless
+        file.write("text")
+    return path
+
+
+HARMFUL: dict[str, tuple[Callable[[Path], object], str]] = {
+    "written": (lambda folder: (folder / "log").write_text("new"), "empties {folder}/log"),
+    "opened": (lambda folder: os.close(os.open(folder / "log", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)), "empties"),
+    "removed": (lambda folder: fill(folder / "old").unlink(), "removes {folder}/old"),
+    "removed folder": (shutil.rmtree, "removes {folder}"),
+    "renamed": (lambda folder: fill(folder / "old").rename(folder / "new"), "renames {folder}/old"),
+}
+HARMLESS: dict[str, Callable[[Path], object]] = {
+    "appended": lambda folder: fill(folder / "log"),
+    "read": lambda folder: fill(folder / "log").read_text(),
+    "made": lambda folder: (folder / "runs").mkdir(),
+    "cached": lambda folder: (folder / "__pycache__.x").write_text(""),
+    "temporary": lambda folder: tempfile.NamedTemporaryFile(dir=folder, mode="x", delete=False).close(),
+}
+
+
+@pytest.mark.parametrize("how", HARMFUL)
+def test_it_is_named(how: str, tmp_path: Path) -> None:
+    act, text = HARMFUL[how]
+    with watched() as writes:
+        act(tmp_path)
+    assert text.format(folder=tmp_path) in writes.found
+    assert writes.found.startswith(f"{FILE}:")
+    assert writes.found.endswith(" each time it is entered")
+
+
+@pytest.mark.parametrize("how", HARMLESS)
+def test_it_is_harmless(how: str, tmp_path: Path) -> None:
+    with watched() as writes:
+        HARMLESS[how](tmp_path)
+    assert not writes.found
+
+
+def test_other_threads_and_later_writes_do_not_count(tmp_path: Path) -> None:
+    with watched() as writes:
+        thread = threading.Thread(target=(tmp_path / "log").write_text, args=("text",))
+        thread.start()
+        thread.join()
+    (tmp_path / "log").write_text("text")
+    assert not writes.found
