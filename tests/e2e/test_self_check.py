@@ -77,7 +77,7 @@ def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: st
 def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
     job = make_job(2).start("self_checked.py", {"how": "unseeded", "steps": STEPS}, env=ON)
     assert job.end() == 0, job.output
-    assert "self-check: not exact: " in job.output
+    assert "the self-check has changed the training, which is not exact: " in job.output
     assert len(job.named("recovered")) == 1
 
 
