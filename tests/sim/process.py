@@ -6,7 +6,7 @@ A torn state is None.
 
 from collections.abc import Generator
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from taskd.core.agent import Start
 from taskd.core.diagnosis import evidence as seen
@@ -20,6 +20,9 @@ from tests.sim.thread import ABANDONED, AWAIT_ORDER, Abandoned, Meet, Thread, Wa
 
 if TYPE_CHECKING:
     from tests.sim.nodes import Agent
+
+_CUT_OFF: Final = "RuntimeError: Connection closed by peer"
+"""As gloo reports a failed collective."""
 
 
 class Process:
@@ -263,9 +266,8 @@ class Process:
                 self.broken, self.trains, failed = True, False, True
                 if self.group is not None:
                     self.sim.fabric.leave(self.group, self)
-                self.feed(
-                    Input(WorkerEvent.RAISED, step=self.step, condition=self.condition, cause=type(error).__name__)
-                )
+                cause = _CUT_OFF if isinstance(error, CollectiveError) else type(error).__name__
+                self.feed(Input(WorkerEvent.RAISED, step=self.step, condition=self.condition, cause=cause))
             plan = yield AWAIT_ORDER
             if isinstance(plan, Abandoned) and failed:
                 raise StrayError("abandoned")
