@@ -10,6 +10,7 @@ import pytest
 import taskd
 from taskd.errors import ConfigError
 from tests.launch import Launcher, free_port
+from tests.thorough import everyday
 
 RANK = Path(__file__).with_name("programs") / "rank.py"
 LIMIT_S = 200.0
@@ -49,7 +50,7 @@ def make(launcher: Launcher, tmp_path: Path, run_dir: Path) -> Iterator[Callable
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("where", everyday(["main", "thread"], "thread"))
 def test_killed_ranks_are_replaced_by_whoever_starts_them(make: Callable[[str], Actors], where: str) -> None:
     """The other stays, in whatever thread it trains; the weights are those of an undisturbed run."""
     calm = make(where)

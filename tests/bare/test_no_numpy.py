@@ -73,6 +73,7 @@ def test_a_killed_rank_is_recovered_in_place(start: Callable[..., Job], kind: st
     assert 0 < job.output.count(WITHOUT) <= undisturbed.output.count(WITHOUT)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_a_dump_is_written_and_loaded(start: Callable[..., Job], run_dir: Path) -> None:
     shelf = run_dir / "shelf"

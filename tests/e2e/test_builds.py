@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import ROOT, Job
 from tests.e2e.plan import point
+from tests.thorough import everyday
 
 STEPS = 6
 LATE = 30
@@ -33,7 +34,7 @@ def stock(make_job: MakeJob) -> list[str]:
     return _stock
 
 
-@pytest.mark.parametrize("sdk", [False, True])
+@pytest.mark.parametrize("sdk", everyday([False, True], True))
 def test_killed_in_a_build_of_the_set_up(make_job: MakeJob, stock: list[str], sdk: bool) -> None:
     job = make_job(2).start(
         "builds.py",
@@ -114,6 +115,7 @@ def test_a_wait_for_a_dead_owner_is_a_proven_hang(
     assert f"the stale lock {lock} was removed" in job.output
 
 
+@pytest.mark.thorough
 def test_a_lock_that_nobody_signed_is_named_and_stays(
     make_job: MakeJob, build_elsewhere: "list[subprocess.Popen[bytes]]"
 ) -> None:

@@ -58,7 +58,7 @@ def test_kernels_that_a_new_process_makes_itself_are_told(make_job: MakeJob, tmp
 @pytest.mark.parametrize("compiler", everyday(["slow", "slow child"], "slow child"))
 def test_a_long_compilation_is_no_hang(make_job: MakeJob, compiler: str) -> None:
     """The new process compiles for many times a usual step, after its first one: it is waited for."""
-    plan = {"steps": STEPS, "model": "ddp", "compiler": compiler, "rounds": 40_000_000}
+    plan = {"steps": STEPS, "model": "ddp", "compiler": compiler, "rounds": 20_000_000}
     job = make_job(2).start("compiled.py", {**plan, "points": [point("one", 1, 7, "backward")]})
     job.kill("one")
     assert not job.recovered(1)["restart"]

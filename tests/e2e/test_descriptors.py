@@ -65,7 +65,7 @@ def test_a_low_hard_limit_leaves_torchrun_as_it_is(make_job: MakeJob, ranks: int
 
 
 @pytest.mark.slow  # standbys come ten seconds after the start
-@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 8])
 def test_what_the_line_asks_for_is_enough(make_job: MakeJob, ranks: int) -> None:
     refused = start(make_job(ranks), "-n 48", [])
     assert refused.end() == 0

@@ -9,7 +9,7 @@ from tests.thorough import everyday
 pytestmark = pytest.mark.slow
 WORK = ["upload", "compute", "receive", "rest", "sample"]
 SETTINGS: dict[str, str | None] = {"TASKD_HANG_MIN_S": "1"}
-TOLD_S = 1.6
+TOLD_S = 2.5
 """With the time that it takes to ask the ranks, on a machine that is busy."""
 
 
@@ -26,7 +26,7 @@ def warnings(job: Job) -> int:
     return job.output.count("TASKD_HANG_UNPROVEN_S")
 
 
-@pytest.mark.parametrize("work", everyday(WORK, "upload", "compute"))
+@pytest.mark.parametrize("work", everyday(WORK, "upload"))
 def test_work_of_one_rank_is_told_of_and_waited_for(make_job: MakeJob, work: str) -> None:
     job = start(make_job(2), [work], 0, {})
     assert job.end() == 0
@@ -38,6 +38,7 @@ def test_work_of_one_rank_is_told_of_and_waited_for(make_job: MakeJob, work: str
     assert job.named("recovered") == []
 
 
+@pytest.mark.thorough
 def test_such_work_again_and_again_neither_ends_a_job_nor_warns_again(make_job: MakeJob) -> None:
     job = start(make_job(2), WORK, 3, {})
     assert job.end() == 0

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
@@ -42,6 +44,7 @@ def test_an_evaluation_with_other_weights(make_job: MakeJob) -> None:
     assert "the parameters are not known to be those of step 3" in job.output
 
 
+@pytest.mark.thorough
 def test_between_evaluations_with_other_weights(make_job: MakeJob) -> None:
     """The processes that live are kept."""
     job = killed(make_job, "swap", 4, "begin")
@@ -62,6 +65,7 @@ def test_a_new_process_draws_a_number_more(make_job: MakeJob) -> None:
     assert "the number of draws: alike on all ranks behind an evaluation before a fault, and not after it" in job.output
 
 
+@pytest.mark.thorough
 def test_a_split_that_is_not_seeded(make_job: MakeJob) -> None:
     """The new process has another one."""
     job = killed(make_job, "split", 5, "begin")
@@ -72,6 +76,7 @@ def test_a_split_that_is_not_seeded(make_job: MakeJob) -> None:
     assert "the content of the dataset of 'loader' was" in job.output
 
 
+@pytest.mark.thorough
 def test_a_module_that_is_edited_meanwhile(make_job: MakeJob, tmp_path: Path) -> None:
     """All start anew with the new text, as under plain torchrun."""
     module = tmp_path / "of_the_user.py"

@@ -4,9 +4,10 @@ import pytest
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.plan import point
+from tests.thorough import everyday
 
 
-@pytest.mark.parametrize("drops", [False, True], ids=["plain", "with a wrapper that was dropped"])
+@pytest.mark.parametrize("drops", everyday([False, True], True), ids=["plain", "with a wrapper that was dropped"])
 def test_no_recovery_walks_through_the_heap(make_job: MakeJob, *, drops: bool) -> None:
     job = make_job(2).start("heap.py", {"steps": 6, "drops": drops, "points": [point("one", 1, 3, "begin")]})
     job.warm()

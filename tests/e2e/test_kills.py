@@ -109,6 +109,7 @@ def test_first_and_last_steps(make_job: MakeJob, same: Same) -> None:
     same(job)
 
 
+@pytest.mark.thorough
 def test_boxes_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
     """No rank and no torchrun dies of it, and a kill that follows is recovered as ever."""
     points = [point("cut", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]
@@ -133,6 +134,7 @@ def test_boxes_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
     assert job.output.count("was cut short") == 1
 
 
+@pytest.mark.thorough
 def test_a_box_with_numbers_that_cannot_be(make_job: MakeJob, same: Same) -> None:
     """A step beyond all steps, in the box of a rank, costs neither the agent nor the next recovery."""
     points = [point("spoilt", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]

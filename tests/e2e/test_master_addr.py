@@ -12,6 +12,7 @@ from tests.e2e.job import Job
 from tests.e2e.plan import point
 from tests.e2e.test_manager import start_manager
 from tests.launch import free_port
+from tests.thorough import everyday
 
 Same = Callable[[Job], None]
 LINE = "MASTER_ADDR is set, and no manager answers at 127.0.0.1"
@@ -30,7 +31,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", everyday(WAYS, "c10d", "srun"))
 def test_a_killed_rank_is_recovered(make_job: MakeJob, way: str) -> None:
     """torchrun's own default would end the job. One line tells who protects it, and how to have it otherwise."""
     options, variables = WAYS[way]
@@ -64,7 +65,7 @@ def test_all_other_processes_are_kept(make_job: MakeJob, same: Same) -> None:
     same(job)
 
 
-@pytest.mark.parametrize("first", ["manager", "torchrun"])
+@pytest.mark.parametrize("first", everyday(["manager", "torchrun"], "torchrun"))
 def test_a_manager_that_the_launch_script_starts_is_used(make_job: MakeJob, first: str) -> None:
     """`python manager.py &`, as in train_start.sh; also where torchrun comes before it by a moment."""
     job = make_job(2)

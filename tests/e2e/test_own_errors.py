@@ -34,6 +34,7 @@ def test_what_leaves_a_survivors_script_has_the_status_of_stock(make_job: MakeJo
         assert f"\n[rank0]: {how}" in job.output, "its traceback"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_torn_checkpoint_is_told_once_at_length_and_named(make_job: MakeJob) -> None:
     job = make_job(2).start("own_errors.py", {"how": "torn"}, env={**COLD, "TASKD_MAX_RESTARTS": "2"})
@@ -57,6 +58,7 @@ def test_an_error_of_the_training_that_fresh_processes_repeat_ends_the_job(make_
     assert len(job.named("recovered")) == 1
 
 
+@pytest.mark.thorough
 def test_a_script_may_catch_its_own_error_and_train_on(make_job: MakeJob) -> None:
     job = make_job(2).start("own_errors.py", {"how": "caught"})
     assert job.end() == 0, job.output

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.e2e.conftest import STEPS, MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
@@ -27,6 +29,7 @@ def test_a_rank_that_writes_a_checkpoint_and_holds_the_only_state_is_waited_for(
     same(job)
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_that_does_not_end_is_waited_for_until_the_limit(make_job: MakeJob) -> None:
     points = [point("saves", 0, 4, "saving"), point("dies", 1, 5, "begin")]
     env: dict[str, str | None] = {"TASKD_PAUSE_TIMEOUT_S": "1", "TASKD_PAUSE_LIMIT_S": "5"}

@@ -40,7 +40,7 @@ def entered(job: Job) -> list[str]:
     return sorted(line for line in job.output.splitlines() if " enters at " in line)
 
 
-@pytest.mark.parametrize("how", everyday(SHAPES, "plain", "closure"))
+@pytest.mark.parametrize("how", everyday(SHAPES, "plain"))
 def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
     job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS}, env=ON)
     assert job.end() == 0, job.output
@@ -74,6 +74,7 @@ def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: st
     assert job.output.count("is done twice") == comes_again, "it is known from then on"
 
 
+@pytest.mark.thorough
 def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
     job = make_job(2).start("self_checked.py", {"how": "unseeded", "steps": STEPS}, env=ON)
     assert job.end() == 0, job.output
@@ -81,7 +82,7 @@ def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
     assert len(job.named("recovered")) == 1
 
 
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", everyday([0, 1], 1))
 def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> None:
     """It is recovered from as any other; nothing is proven then."""
     points = [point("first", who, 2, "begin"), point("again", who, 2, "begin")]
@@ -94,6 +95,7 @@ def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> 
     assert len(job.named("recovered")) == 1
 
 
+@pytest.mark.thorough
 def test_a_verdict_is_not_proven_again(make_job: MakeJob) -> None:
     """By processes that start anew in the same job."""
     points = [point("all", rank, 5, "begin") | {"name": f"all-{rank}"} for rank in range(2)]

@@ -1,5 +1,7 @@
 """A script that a warm process cannot run: a cold one takes the rank, and the others stay."""
 
+import pytest
+
 from tests.e2e.conftest import MakeJob
 from tests.e2e.plan import point
 
@@ -38,6 +40,7 @@ def test_a_library_that_was_imported_too_early(make_job: MakeJob) -> None:
     assert zero["weights"] == one["weights"]
 
 
+@pytest.mark.thorough
 def test_a_set_up_that_fails_in_a_cold_process_too(make_job: MakeJob) -> None:
     """Then all start anew, for the same restart."""
     job = make_job(2).start(

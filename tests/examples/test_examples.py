@@ -20,7 +20,7 @@ PLAIN = {"TASKD_PROCESS_ENABLE": None, "OMP_NUM_THREADS": "1"}
 def torchrun(launcher: Launcher, ranks: int, script: str, *arguments: str | Path) -> str:
     """Run one example to its end without taskd switched on; its output."""
     command = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    status, output = launcher.run([*command, EXAMPLES / script, *arguments], env=PLAIN, timeout_s=100)
+    status, output = launcher.run([*command, EXAMPLES / script, *arguments], env=PLAIN, timeout_s=250)
     assert status == 0, output
     return output
 

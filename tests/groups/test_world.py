@@ -73,6 +73,7 @@ class Newcomer(Members):
         return [2]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_two_hundred_rebuilds(launcher: Launcher, port: int) -> None:
     all_succeed(launcher, "rounds", 3, port)

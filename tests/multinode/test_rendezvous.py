@@ -10,6 +10,7 @@ from tests.e2e.plan import point
 from tests.multinode.conftest import MakeJob
 from tests.multinode.job import NodesJob
 from tests.nodes import Node
+from tests.thorough import everyday
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
@@ -18,7 +19,7 @@ RENDEZVOUS = ("--rdzv-conf=keep_alive_interval=1",)
 BREAKS = "from tests.torchrun.programs import breaks\nbreaks.apply()\n"
 
 
-@pytest.mark.parametrize("lose", [Node.kill_all, Node.power_off], ids=["killed", "silent"])
+@pytest.mark.parametrize("lose", everyday([Node.kill_all, Node.power_off], Node.power_off), ids=["killed", "silent"])
 def test_the_node_of_the_store_is_lost(make_job: MakeJob, lose: Lose) -> None:
     """A spare takes its place, training goes on, and the end is not held up by a store that nobody serves."""
     points = [point("lost", 1, 4, "begin")]

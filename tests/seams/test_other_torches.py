@@ -44,7 +44,7 @@ def find(description: str) -> Break:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    "description", everyday([LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED, SYMBOL], LAUNCHER, USED_BY_THE_SDK, SYMBOL)
+    "description", everyday([LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED, SYMBOL], USED_BY_THE_SDK)
 )
 def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, description: str) -> None:
     broken = find(description)

@@ -41,6 +41,7 @@ def test_the_odd_rank_is_replaced_and_all_replicas_are_equal_again(tmp_path: Pat
     assert all(other == first for other in others)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_unless_the_job_wants_it_the_odd_rank_is_only_named(tmp_path: Path) -> None:
     """In the log and the journal, once; it goes on, and stays odd."""
