@@ -27,6 +27,7 @@ _REPEATS = 3
 
 _FOREIGN = re.compile(r"File |:\d+: \w*Warning: ")
 """A traceback, or a warning that Python has printed."""
+_SELF_CHECK = re.compile(r"the self-check has changed the training|the training is not exact")
 _OF_RANK_0 = "running statistics are rank 0's own: if that is replaced"
 
 
@@ -86,7 +87,7 @@ def refused_at_once(script: Script, stock: Run) -> str:
 
 def judge_calm(calm: Run, reference: Run) -> Judgement | None:
     """What is wrong with the undisturbed run under taskd, if anything is."""
-    recoveries = calm.named("recovered")
+    recoveries = [event for event in calm.named("recovered") if not by_self_check(event)]
     if calm.hung:
         return Judgement(FAILED, "hangs undisturbed under taskd")
     if recoveries:
@@ -145,6 +146,12 @@ def may_restart(run: Run) -> bool:
 def restarted(run: Run) -> bool:
     """Whether all processes started anew."""
     return any(event.get("restart") for event in run.named("recovered")) or not run.named("recovered")
+
+
+def by_self_check(event: dict[str, Any]) -> bool:
+    """Whether all processes started anew because the job has found out by itself that it is not exact."""
+    causes = [str(cause) for cause in (event.get("causes") or {}).values()]
+    return bool(event.get("restart") and causes) and all(_SELF_CHECK.search(cause) for cause in causes)
 
 
 def healthy_replaced(run: Run) -> int:

@@ -67,13 +67,22 @@ class Run:
         return [entry for entry in self.events if entry["event"] == event]
 
 
-def play(script: Script, folder: Path, *, taskd: bool, kills: Sequence[Kill] = (), limit_s: float = LIMIT_S) -> Run:
+def play(
+    script: Script,
+    folder: Path,
+    *,
+    taskd: bool,
+    kills: Sequence[Kill] = (),
+    limit_s: float = LIMIT_S,
+    checks_itself: bool = False,
+) -> Run:
     """Run a script once, with its files in `folder`, for at most so long."""
     folder.mkdir(parents=True)
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
     run_dir = Path(tempfile.mkdtemp(prefix="taskd-"))  # for sockets its path must be short
     env = _environment(folder, kills, run_dir if taskd else None)
+    env |= {"TASKD_SELF_CHECK": "auto"} if taskd and checks_itself else {}
     command = ["python", "-m", "torch.distributed.run", f"--nproc-per-node={script.ranks // script.nodes}"]
     command += [
         f"--max-restarts={script.restarts if taskd or kills else 0}",

@@ -59,8 +59,17 @@ class Outcome:
 class Stage:
     """Keeps the undisturbed runs of each script below `root`."""
 
-    def __init__(self, root: Path, *, known: Path | None = None, brief: bool = False, keep: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        known: Path | None = None,
+        brief: bool = False,
+        keep: bool = False,
+        checks_itself: bool = False,
+    ) -> None:
         self._root = root
+        self._checks_itself = checks_itself
         self._known = known
         self._brief = brief
         self._keep = keep
@@ -83,7 +92,7 @@ class Stage:
             planned = draw(reference.moments, kills, f"{script.name}-{seed}", () if anywhere else script.places)
         except (StockError, NoPlaceError) as error:
             return Outcome(script, Judgement(FAILED, str(error)), [], time.monotonic() - begun_s, False, self._root)
-        run = play(script, folder, taskd=True, kills=planned)
+        run = play(script, folder, taskd=True, kills=planned, checks_itself=self._checks_itself)
         judgement = judge(script, run, reference)
         if judgement.grade is SILENT and restarted(run):
             stock = play(script, folder.with_name(f"{folder.name}-stock"), taskd=False, kills=planned)
@@ -115,7 +124,8 @@ class Stage:
                 raise StockError(f"under stock torchrun it ends with {reference.status}: see {reference.folder}")
             wrong = None
             if not self._brief:
-                calm = play(script, self._root / f"{script.name}-calm", taskd=True)
+                folder = self._root / f"{script.name}-calm"
+                calm = play(script, folder, taskd=True, checks_itself=self._checks_itself)
                 wrong = judge_calm(calm, reference)
             self._undisturbed[script.name] = reference, wrong
         return self._undisturbed[script.name]

@@ -97,6 +97,20 @@ def test_a_refusal_before_the_first_kill_is_a_verdict(tmp_path: Path) -> None:
     assert verdict_of(run) is Verdict.INEXACT
 
 
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ("self-check: exact: proven at step 3", Verdict.PROVEN),
+        ("self-check: unproven: rank 0: the training ended first", Verdict.UNPROVEN),
+        ("self-check: not exact: train.py:3: rank 0: done again, the buffer b differs", Verdict.INEXACT),
+        ("self-check: exact: proven at step 3\nx.py:3: at a fault in it all processes start anew", Verdict.INEXACT),
+    ],
+)
+def test_the_self_checks_verdict(said: str, verdict: Verdict, tmp_path: Path) -> None:
+    (tmp_path / "output-0.txt").write_text(said)
+    assert verdict_of(ran(folder=tmp_path, killed=[])) is verdict
+
+
 def test_a_verdict_agrees_with_what_the_kills_have_shown() -> None:
     def disagrees(verdict: Verdict, grade: Grade) -> bool:
         return Outcome(SCRIPTS[0], Judgement(grade, ""), [], 0.0, False, Path(), verdict).disagrees

@@ -1,4 +1,4 @@
-"""What the self-check said of a script, before the first kill."""
+"""The self-check's verdict on a script, before the first kill."""
 
 import re
 from enum import Enum
@@ -13,16 +13,17 @@ class Verdict(str, Enum):
     UNPROVEN = "unproven"
     INEXACT = "not exact"
     NONE = ""
-    """There is no self-check, or it has said nothing yet."""
+    """There is no self-check, or it had no verdict yet."""
 
 
-_REFUSED = re.compile(r"at a fault (in it )?all processes start anew")
+_FOUND = (
+    (Verdict.INEXACT, re.compile(r"at a fault (in it )?all processes start anew|self-check: not exact")),
+    (Verdict.PROVEN, re.compile(r"self-check: exact")),
+    (Verdict.UNPROVEN, re.compile(r"self-check: unproven")),
+)
 
 
 def verdict_of(run: Run) -> Verdict:
-    """Return the self-check's verdict of a run.
-
-    There is none yet: a refusal in the log stands for it.
-    """
+    """Return the verdict in a run's output. A refusal counts as one, in a job that does not check itself too."""
     text = run.said_before if run.killed else run.output
-    return Verdict.INEXACT if _REFUSED.search(text) else Verdict.NONE
+    return next((verdict for verdict, pattern in _FOUND if pattern.search(text)), Verdict.NONE)
