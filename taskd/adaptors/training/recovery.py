@@ -284,8 +284,8 @@ class StateRecovery(CommittedSteps):
             self.undo.apply()
             self._followers.settle()
         self.failures.forget()
-        note = self._followers.rollback()
         self.buffers.put_back()
+        note = self._followers.rollback()
         self._followers.refresh()
         self._board.reset()
         return note

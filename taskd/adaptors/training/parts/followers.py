@@ -14,6 +14,7 @@ Rules:
    it leaves out: the optimizers have not stepped then, and yet the step must not be done again with another scale.
 6. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
    is done again: schedulers from copies made whenever they have moved, other parts from copies made as a loader ends.
+   Buffers are put back before that: they are saved later, as the next step begins.
 """
 
 import copy
@@ -27,6 +28,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.fingerprints import Fingerprint
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.script.rest import Rest
 
@@ -113,7 +115,7 @@ class Followers:
             for group, values in zip(scheduler.optimizer.param_groups, groups, strict=True):
                 _put(group, values)
         for part, held in zip(self._parts, self._held, strict=False):
-            if part.has_moved:
+            if part.has_moved or _differs(part.part.state_dict(), held):
                 part.part.load_state_dict(held)
                 part.settle()
         self._held = []
@@ -350,6 +352,12 @@ def _shown_by(part: Any) -> torch.Tensor | None:
         return None
     found = list(_tensors(part.state_dict()))
     return next((tensor for tensor in found if tensor.is_floating_point()), found[0] if found else None)
+
+
+def _differs(now: Any, held: Any) -> bool:
+    """Compare all of two states: a counter may have moved beside tensors that stay. What cannot be read differs."""
+    known = Fingerprint(held).text
+    return not known or Fingerprint(now).text != known
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
