@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from taskd.adaptors.training.proof import optimizer_states
+from taskd.adaptors.training.proof import own_states
 from taskd.adaptors.training.state import TrainState
 from tests.e2e.job import Job
 from tests.e2e.plan import point
@@ -207,8 +207,35 @@ def test_an_optimizer_whose_state_differs_between_ranks(
             optimizer = Split(network.parameters(), ranks[rank])
             optimizer.step()
             parts = TrainState(model=network, optimizer=optimizer)._recovery.parts
-            found.append(optimizer_states.compare(parts, store, rank))
+            found.append(own_states.compare(parts, store, rank))
     assert found[1:] == [["optimizer"] if told else []] * 2
+
+
+class RankAverage:
+    """An average with a buffer, in a state dict as people write it."""
+
+    def __init__(self, buffer: float) -> None:
+        self.values = {"mean": [torch.full((3,), buffer)], "count": 1}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.values = values
+
+
+@pytest.mark.parametrize(("buffers", "told"), [((1.0, 1.0), False), ((1.0, 2.0), True)])
+def test_an_average_that_differs_between_ranks(buffers: tuple[float, float], *, told: bool) -> None:
+    store = dist.HashStore()
+    found: list[list[str]] = []
+    for rank in (0, 1, 0):  # the first rank cannot know yet when it is asked first
+        torch.manual_seed(0)
+        network = Network()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        average = RankAverage(buffers[rank])
+        parts = TrainState(model=network, optimizer=optimizer, replicated={"average": average})._recovery.parts
+        found.append(own_states.compare(parts, store, rank))
+    assert found[1:] == [["average"] if told else []] * 2
 
 
 def test_a_job_names_it_before_the_fault_and_starts_anew(launcher: Launcher, run_dir: Any) -> None:

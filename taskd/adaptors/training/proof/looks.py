@@ -17,10 +17,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Final
 
+import torch
+
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals
-from taskd.adaptors.training.proof.optimizer_states import differing
+from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.outside_state import Judge
+from taskd.adaptors.training.proof.own_states import differing
 from taskd.adaptors.training.proof.roots import Entered, Held, roots_of, weights_of
 from taskd.adaptors.training.proof.tried import unloadable
 from taskd.adaptors.training.proof.walk import SeenValue, Walk
@@ -114,7 +117,7 @@ class EarlyLooks:
             self._tell([one.matter(entered.line) for one in found])
         self._seen = walk.seen
         if self._walks == 2:
-            self._tell([_of_optimizer(name, parts.made_at) for name in differing(parts, str(self._number))])
+            self._tell([_differing(name, parts) for name in differing(parts, str(self._number))])
         took_ms = 1e3 * (time.monotonic() - begun_s)
         _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
 
@@ -156,7 +159,9 @@ class EarlyLooks:
             self._look_again()
 
 
-def _of_optimizer(name: str, made_at: str) -> Matter:
-    text = f"the optimizer {name!r} of the TrainState made at {made_at} has another state on each rank"
-    remedy = "A new process would get a peer's. Let each rank keep the state of all parameters."
-    return Matter(text, remedy, no_rebuild=True)
+def _differing(name: str, parts: Parts) -> Matter:
+    optimizes = isinstance(parts.replicated.get(name), torch.optim.Optimizer)
+    what = f"the optimizer {name!r}" if optimizes else f"{name!r}"
+    text = f"{what} of the TrainState made at {parts.made_at} has another state on each rank"
+    remedy = "A new process would get a peer's. Let each rank keep the same state."
+    return Matter(text, remedy, no_rebuild=optimizes)

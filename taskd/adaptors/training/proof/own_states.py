@@ -1,16 +1,17 @@
-"""Optimizer state that differs between ranks although their weights are equal: each rank's own, which no donor has.
+"""State of optimizers and averages that differs between ranks with equal weights: each rank's own, which no donor has.
 
 Rules:
 
-1. Each rank writes a digest of a few numbers of its parameters and one of its optimizers' state into the store of the
-   default group, and compares them with those of one other rank: no collective, and a wait of a second at most.
+1. Each rank writes a digest of a few numbers of its parameters and one of each other part's state into the store of
+   the default group, and compares them with those of one other rank: no collective, and a wait of a second at most.
 2. A parameter for which one rank has state and another has none shows in the digest too.
-3. What is sharded or divided by design is left out; so is a world of one rank.
+3. What is sharded or divided by design is left out; so are a world of one rank, and the buffers of trained models,
+   which have a warning of their own.
 """
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.walk import sample
 from taskd.adaptors.training.sharding.own_state import own_state
@@ -29,7 +31,7 @@ _DIGEST_BYTES: Final = 8
 
 
 def differing(parts: Parts, key: str) -> list[str]:
-    """Return the names of optimizers whose state differs from that of another rank with equal weights.
+    """Return the names of parts whose state differs from that of another rank with equal weights.
 
     `key` is one that all ranks have in common, and no other comparison.
     """
@@ -51,7 +53,7 @@ def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
     try:
         store.wait([other], _WAIT)
     except (RuntimeError, ValueError) as error:
-        _log.debug("rank %s has not told of its optimizers' state: %s", other, error)
+        _log.debug("rank %s has not shown its state: %s", other, error)
         return []
     theirs = dict(one.split("=", 1) for one in store.get(other).decode().split(";"))
     if theirs.pop("", None) != own.pop(""):
@@ -60,11 +62,32 @@ def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
 
 
 def _digests(parts: Parts) -> Iterator[tuple[str, str]]:
-    """Of the parameters under the name "", and of each optimizer's state."""
-    yield "", _of(parts.parameters())
+    """Of the parameters under the name "", and of the state of each other part."""
+    trained = {id(one) for optimizer in parts.optimizers for group in optimizer.param_groups for one in group["params"]}
+    yield "", _of(one for optimizer in parts.optimizers for group in optimizer.param_groups for one in group["params"])
     for name, part in parts.replicated.items():
-        if isinstance(part, torch.optim.Optimizer) and own_state(part) is None and not is_zero(part):
-            yield name, _of(_states(part))
+        if isinstance(part, torch.optim.Optimizer):
+            if own_state(part) is None and not is_zero(part):
+                yield name, _of(_states(part))
+        elif not isinstance(part, LibraryPart) and not _is_trained(part, trained) and hasattr(part, "state_dict"):
+            yield name, _of(_leaves(part.state_dict()))
+
+
+def _is_trained(part: Any, trained: set[int]) -> bool:
+    return isinstance(part, torch.nn.Module) and any(id(one) in trained for one in part.parameters())
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield str(key)
+            yield from _leaves(inner)
+    elif isinstance(value, list | tuple):
+        yield len(value)
+        for inner in value:
+            yield from _leaves(inner)
+    else:
+        yield value
 
 
 def _states(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
