@@ -55,20 +55,18 @@ SHAPES = (
     Shape(
         4, "callback_shadow", "tensors of a callback's follow the trained ones", (Place("backward", 15),), open="A.1"
     ),
-    Shape(5, "early_stopping", "a count beside tensors that stay, behind an epoch", (Place("counted", 1),), open="A.1"),
+    Shape(5, "early_stopping", "a count beside tensors that stay, behind an epoch", (Place("counted", 1),)),
     Shape(
         6,
         "early_stopping_parts",
         "a list beside tensors that stay, behind an epoch, at the second fault",
         (Place("judged", 2, rank=1), Place("judged", 5, rank=0)),
-        open="A.1",
     ),
     Shape(
         7,
         "averaged_epochs",
         "an average that follows behind an epoch, before a barrier",
         (Place("averaged", 2),),
-        open="A.2",
     ),
     Shape(
         8,
@@ -84,13 +82,12 @@ SHAPES = (
         (Place("reduced", 12),),
         open="A.1",
     ),
-    Shape(10, "numpy_numbers", "parts that cannot be loaded", (Place("backward", 12),), open="A.1", allowed=_NAMED),
+    Shape(10, "numpy_numbers", "parts that cannot be loaded", (Place("backward", 12),), allowed=_NAMED),
     Shape(
         11,
         "lazy_metric",
         "attributes that an evaluation has made, one of them a function",
         (Place("step", 15),),
-        open="A.1",
         allowed=_NAMED,
     ),
     Shape(
