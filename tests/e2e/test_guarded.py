@@ -29,6 +29,15 @@ def killed(make_job: MakeJob, how: str, *at: object, **plan: Any) -> Job:
     return job
 
 
+def killed_and_exact(make_job: MakeJob, how: str, *at: object) -> Job:
+    """Kill rank 1 there. The job ends as under plain torchrun."""
+    job = killed(make_job, how, *at)
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, how), job.output
+    return job
+
+
 def restarts(job: Job) -> list[bool]:
     """Of each recovery, whether all processes started anew."""
     return [record["restart"] for record in job.named("recovered")]
@@ -36,10 +45,7 @@ def restarts(job: Job) -> list[bool]:
 
 def test_an_evaluation_with_other_weights(make_job: MakeJob) -> None:
     """Killed in the first one, in which all ranks have the other weights."""
-    job = killed(make_job, "swap", 3, "evaluation")
-    job.kill("one")
-    assert job.end() == 0, job.output
-    assert job.results() == stock(make_job, "swap"), job.output
+    job = killed_and_exact(make_job, "swap", 3, "evaluation")
     assert restarts(job) == [True]
     assert "the parameters are not known to be those of step 3" in job.output
 
@@ -47,20 +53,14 @@ def test_an_evaluation_with_other_weights(make_job: MakeJob) -> None:
 @pytest.mark.thorough
 def test_between_evaluations_with_other_weights(make_job: MakeJob) -> None:
     """The processes that live are kept."""
-    job = killed(make_job, "swap", 4, "begin")
-    job.kill("one")
-    assert job.end() == 0, job.output
-    assert job.results() == stock(make_job, "swap"), job.output
+    job = killed_and_exact(make_job, "swap", 4, "begin")
     assert restarts(job) == [False]
     assert "at a fault in it all processes start anew" in job.output
 
 
 def test_a_new_process_draws_a_number_more(make_job: MakeJob) -> None:
     """In its first evaluation, as a loader with persistent workers does: the ranks compare behind it."""
-    job = killed(make_job, "draws", 5, "begin")
-    job.kill("one")
-    assert job.end() == 0, job.output
-    assert job.results() == stock(make_job, "draws"), job.output
+    job = killed_and_exact(make_job, "draws", 5, "begin")
     assert restarts(job) == [False, True]
     assert "the number of draws: alike on all ranks behind an evaluation before a fault, and not after it" in job.output
 

@@ -54,7 +54,7 @@ class Epochs:
 
     def end_loop(self) -> None:
         """A loop over a loader has ended."""
-        for call in self.loop_ended:
+        for call in tuple(self.loop_ended):
             call()
 
     def begin_again(self) -> None:

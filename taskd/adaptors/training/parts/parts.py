@@ -165,10 +165,11 @@ class Parts:
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return every parameter of the modules and optimizers (some may come twice)."""
-        found = [parameter for module in self.modules for parameter in module.parameters()]
-        for optimizer in self.optimizers:
-            found.extend(parameter for group in optimizer.param_groups for parameter in group["params"])
-        return found
+        return [*(parameter for module in self.modules for parameter in module.parameters()), *self.trained()]
+
+    def trained(self) -> list[torch.nn.Parameter]:
+        """Return every parameter of the optimizers."""
+        return [one for optimizer in self.optimizers for group in optimizer.param_groups for one in group["params"]]
 
 
 def _iterate_quietly(loader: Any, meter: Meter) -> None:

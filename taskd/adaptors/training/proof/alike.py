@@ -26,8 +26,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from taskd.adaptors.training.fingerprints import Fingerprint, of_random_numbers
+from taskd.adaptors.training.fingerprints import of_random_numbers
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.proof.step_digests import hyperparameters
 from taskd.adaptors.training.proof.walk import sample
 from taskd.adaptors.training.recovery import StateRecovery
 
@@ -163,7 +164,7 @@ def _kinds(parts: Parts) -> Iterator[tuple[str, str]]:
         yield "the epoch", str(parts.epochs.now)
     if parts.positions:
         yield "the place in the data", _short(sorted(parts.pack_positions().items()))
-    yield "the hyperparameters", _short(list(_hyperparameters(parts)))
+    yield "the hyperparameters", _short(list(hyperparameters(parts)))
     yield "the buffers and averages", _short(list(_followers(parts)))
 
 
@@ -178,14 +179,8 @@ def _draws() -> Iterator[Any]:
         yield bytes(torch.cuda.get_rng_state()[8:16].tolist())
 
 
-def _hyperparameters(parts: Parts) -> Iterator[str]:
-    for optimizer in parts.optimizers:
-        for group in optimizer.param_groups:
-            yield Fingerprint({name: value for name, value in group.items() if name != "params"}).text
-
-
 def _followers(parts: Parts) -> Iterator[bytes]:
-    trained = {id(one) for optimizer in parts.optimizers for group in optimizer.param_groups for one in group["params"]}
+    trained = {id(one) for one in parts.trained()}
     for module in parts.modules:
         for tensor in (*module.buffers(), *(one for one in module.parameters() if id(one) not in trained)):
             if tensor.device.type == "cpu":

@@ -63,8 +63,8 @@ def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
 
 def _digests(parts: Parts) -> Iterator[tuple[str, str]]:
     """Of the parameters under the name "", and of the state of each other part."""
-    trained = {id(one) for optimizer in parts.optimizers for group in optimizer.param_groups for one in group["params"]}
-    yield "", _of(one for optimizer in parts.optimizers for group in optimizer.param_groups for one in group["params"])
+    trained = {id(one) for one in parts.trained()}
+    yield "", _of(parts.trained())
     for name, part in parts.replicated.items():
         if isinstance(part, torch.optim.Optimizer):
             if own_state(part) is None and not is_zero(part):

@@ -38,7 +38,7 @@ Seen = dict[tuple[torch.device, torch.dtype], torch.Tensor]
 
 
 class ParameterWatch:
-    """That of the optimizers' parameters of one training state, in one process.
+    """Watch for changes of the trained parameters that no optimizer makes.
 
     Args:
         recovery: that of the state.
@@ -70,7 +70,7 @@ class ParameterWatch:
 
     @property
     def owes(self) -> bool:
-        """Whether it wants to hear of the next commit."""
+        """Whether `committed` is to be called at the next commit."""
         return bool(self._moves) or (self._moves is None and self._commits < _EARLY)
 
     def enter(self) -> None:
@@ -165,7 +165,7 @@ class ParameterWatch:
         if any(self._recovery.steps.counts):
             return None
         try:
-            return self._recovery.step, _sample(self._recovery.parts.optimizers)
+            return self._recovery.step, _sample(self._recovery.parts.trained())
         except Exception:  # no training ends by being looked at
             logger.info("the parameters could not be looked at", exc_info=True)
             self._moves = False
@@ -195,9 +195,8 @@ def _after_pass(module: torch.nn.Module, evaluations: Evaluations) -> Callable[[
     return after
 
 
-def _sample(optimizers: Sequence[torch.optim.Optimizer]) -> Seen:
-    """One element of some parameters, those of one device and type together."""
-    parameters = [one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]]
+def _sample(parameters: Sequence[torch.Tensor]) -> Seen:
+    """Return one element of some of the parameters, those of one device and type together."""
     places = [getattr(one, "_local_tensor", one) for one in parameters[:: max(1, len(parameters) // _MOST)]]
     elements: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = defaultdict(list)
     with torch.no_grad():

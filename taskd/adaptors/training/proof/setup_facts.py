@@ -1,4 +1,4 @@
-"""What the set-up of a script has made of its data and its text: a new process's must be what its predecessor's was.
+"""Facts of a script's set-up, its data and its text, by which a new process is compared with its predecessor.
 
 Rules:
 
@@ -26,12 +26,11 @@ _MOST_FILES: Final = 200
 _MOST_VALUES: Final = 200
 _ELEMENTS: Final = 64
 _DEPTH: Final = 4
-Facts = dict[str, str]
 
 
-def setup_facts(parts: Parts) -> Facts:
+def setup_facts(parts: Parts) -> dict[str, str]:
     """Return the facts by their names. Whatever cannot be read has none."""
-    found: Facts = {}
+    found: dict[str, str] = {}
     with suppress(Exception):  # a proof that fails proves nothing, and the training goes on
         found.update(_texts())
     for name, part in parts.positions.items():
@@ -42,12 +41,12 @@ def setup_facts(parts: Parts) -> Facts:
 
 
 def expect_same_setup(parts: Parts, known: Mapping[str, str]) -> None:
-    """Compare a newcomer's set-up with the facts that its predecessor has kept, if it has kept any.
+    """Compare a newcomer's set-up with the facts that its predecessor has kept.
 
     Raises:
         RuntimeError: one differs.
     """
-    now = setup_facts(parts) if known else {}
+    now = setup_facts(parts)
     for name, text in known.items():
         if now.get(name, text) != text:
             raise RuntimeError(

@@ -57,7 +57,7 @@ class StepDigests:
         return cls(
             {
                 Aspect.PARAMETERS: {name: _digest(one) for name, one in parameters.items()},
-                Aspect.HYPERPARAMETERS: dict(_hyperparameters(parts)),
+                Aspect.HYPERPARAMETERS: dict(hyperparameters(parts)),
                 Aspect.BUFFERS: {name: _digest(one) for name, one in _named(parts, "named_buffers")},
                 Aspect.NUMBERS: of_random_numbers(),
                 Aspect.GRADIENTS: {name: _digest(one.grad) for name, one in parameters.items()},
@@ -98,7 +98,8 @@ def _named(parts: Parts, method: str) -> Iterator[tuple[str, Any]]:
                     yield f"{part}.{name}", tensor
 
 
-def _hyperparameters(parts: Parts) -> Iterator[tuple[str, str]]:
+def hyperparameters(parts: Parts) -> Iterator[tuple[str, str]]:
+    """Yield the name of each optimizer's group, and a digest of its hyperparameters."""
     for part, value in parts.replicated.items():
         if isinstance(value, torch.optim.Optimizer):
             for number, group in enumerate(value.param_groups):
