@@ -29,7 +29,7 @@ def environment(**more: str) -> dict[str, str]:
 
 def python(*words: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
     arguments = [sys.executable, *words]
-    return subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=150, check=False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -47,7 +47,7 @@ def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
                 agent.poll(0.1)
                 agent.receive()
             process.send_signal(number)
-            out, err = process.communicate(timeout=50)
+            out, err = process.communicate(timeout=150)
         finally:
             process.kill()
     assert (process.returncode, out) == (0, "True\nTrue\n")

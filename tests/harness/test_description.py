@@ -24,7 +24,7 @@ def test_no_link_of_the_long_description_is_relative(tmp_path: Path, address: st
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "taskd.egg-info" / "PKG-INFO").read_text()

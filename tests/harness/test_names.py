@@ -91,7 +91,7 @@ def test_links(page: Path) -> None:
 def help_of(*words: str) -> frozenset[str]:
     """The options of a program, as its help lists them: what is told of them may name others."""
     command = [sys.executable, *words, "--help"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, (words, done.stderr)
     listed = re.findall(r"^ {2,4}(-.*?)(?: {2}|$)", done.stdout, re.MULTILINE)
     return frozenset(OPTION.findall(" ".join(listed)))
@@ -121,7 +121,7 @@ def is_there(named: Named) -> bool:
 @functools.cache
 def cli_usage() -> str:
     command = [sys.executable, "-m", "taskd", "--help"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=True).stdout
 
 
 def taken(named: Named) -> frozenset[str]:

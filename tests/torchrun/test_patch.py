@@ -24,7 +24,7 @@ def program(*words: str | Path, enabled: bool = True) -> tuple[str, str]:
     """The same of a program."""
     env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else "off"}
     done = subprocess.run(
-        [sys.executable, *words], env=env, capture_output=True, text=True, check=False, timeout=50, cwd="/"
+        [sys.executable, *words], env=env, capture_output=True, text=True, check=False, timeout=150, cwd="/"
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr

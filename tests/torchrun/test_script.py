@@ -34,7 +34,7 @@ Outcome = tuple[int, str, str]
 
 def run(*arguments: str, cwd: Path, env: dict[str, str] = ENVIRONMENT) -> Outcome:
     done = subprocess.run(
-        [sys.executable, "-u", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-u", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=150
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -35,7 +35,7 @@ def sed(path: Path) -> None:
 
 def patch(action: str, path: Path) -> tuple[int, str]:
     command = ["bash", str(SCRIPT), action, "--python", sys.executable, "--file", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -127,7 +127,7 @@ def test_a_read_only_installation_is_one_line(tmp_path: Path, copy: Path, origin
     env = {**environment(), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", mount, "sh", str(tmp_path), *command],
-        env=env, capture_output=True, text=True, check=False, timeout=30,
+        env=env, capture_output=True, text=True, check=False, timeout=150,
     )  # fmt: skip
     assert done.returncode == 2
     assert "Read-only file system; run.py is left as it was" in done.stderr
@@ -155,10 +155,10 @@ def test_the_installation_of_another_python(tmp_path: Path) -> None:
         python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} -S "$@"\n')
         python.chmod(0o755)
     command = ["bash", str(SCRIPT), "apply", "--python"]
-    done = subprocess.run([*command, tmp_path / "with"], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([*command, tmp_path / "with"], capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "with-packages/torch/distributed/run.py").read_text() == f"{SED_LINE}\nimport os\n"
-    done = subprocess.run([*command, tmp_path / "without"], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run([*command, tmp_path / "without"], capture_output=True, text=True, check=False, timeout=150)
     assert done.returncode == 2
     assert (
         done.stderr
