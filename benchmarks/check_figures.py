@@ -7,7 +7,9 @@ no option the full ones, `--all` all commands of the file. One at a time, since 
 share of the cores that other processes take is measured before each and reported.
 
 A figure is **broken** if it is on the wrong side of its bar, and **worse** if it is worse than its stated value by more
-than its recorded spread, on the same kind of machine. Of an interval, the end closest to the good side counts. Exit
+than its recorded spread, on the same kind of machine. Of an interval, the end closest to the good side counts. The
+**pace** is how much longer stock torchrun's restart takes on this machine than stated, between 1 and 2. Bars and stated
+values of figures that are `paced` are multiplied by it: a slower machine needs more time for the same work. Exit
 status 1: a figure is broken or worse, or a command has failed. `--record` writes what was measured into
 `figures.json` and the pages; stated values come from full commands, so it excludes `--quick`.
 """
@@ -32,6 +34,9 @@ from benchmarks.record import commit, last_line, machine, today, write_pages
 _WINDOW_S: Final = 2.0
 _QUIET_SHARE: Final = 0.1
 """Share of the cores that other processes may take while the machine counts as quiet."""
+PACE: Final = "recovery_stock_s"
+"""Figure that tells the pace: nothing of taskd is in it."""
+_SLOWEST: Final = 2.0
 
 
 class Verdict(Enum):
@@ -52,27 +57,37 @@ class Comparison:
     verdict: Verdict
 
 
-def judge(stated: Figure, now: Figure, *, same_machine: bool) -> Verdict:
+def judge(stated: Figure, now: Figure, *, same_machine: bool, pace: float = 1.0) -> Verdict:
     """Compare a measured figure with its bar, then with its stated value."""
     if stated.better is None:
         return Verdict.UNJUDGED
+    pace = pace if stated.paced else 1.0
     best = min if stated.better is Better.LOWER else max
     worst = max if stated.better is Better.LOWER else min
     sign = 1 if stated.better is Better.LOWER else -1
     found = best(ends(now.value))
-    if stated.bar is not None and sign * (found - stated.bar) > 0:
+    if stated.bar is not None and sign * (found - stated.bar * pace) > 0:
         return Verdict.BROKEN
     if same_machine and stated.spread is not None:
-        return Verdict.WORSE if sign * (found - worst(ends(stated.value))) > stated.spread else Verdict.OK
+        return Verdict.WORSE if sign * (found - pace * worst(ends(stated.value))) > pace * stated.spread else Verdict.OK
     return Verdict.OK if stated.bar is not None else Verdict.UNJUDGED
 
 
-def compare(run: Run, result: object, where: str, *, quick: bool) -> list[Comparison]:
+def pace_of(comparisons: list[Comparison]) -> float:
+    """Return how much slower this machine is than that of the stated values, at least 1; 1 if that was not measured."""
+    found = [min(ends(one.now.value)) / max(ends(one.stated.value)) for one in comparisons if one.stated.name == PACE]
+    return min(max(1.0, *found), _SLOWEST) if found else 1.0
+
+
+def compare(run: Run, result: object, where: str, *, quick: bool, pace: float = 1.0) -> list[Comparison]:
     """Compare all figures of one command. Raise `FigureError` if the result lacks one."""
     wanted = [figure for figure in run.figures if not (quick and figure.full_only)]
     now = [figure.measured(result) for figure in wanted]
     same = run.machine == where
-    return [Comparison(a, b, judge(a, b, same_machine=same)) for a, b in zip(wanted, now, strict=True)]
+    pairs = list(zip(wanted, now, strict=True))
+    if any(figure.name == PACE for figure in wanted):
+        pace = pace_of([Comparison(a, b, Verdict.UNJUDGED) for a, b in pairs])
+    return [Comparison(a, b, judge(a, b, same_machine=same, pace=pace)) for a, b in pairs]
 
 
 def chosen(runs: list[Run], *, quick: bool, everything: bool) -> Iterator[tuple[Run, str]]:
@@ -115,7 +130,7 @@ class Check:
         print(f"figures: {command}", file=sys.stderr)
         try:
             result = measured(command)
-            self.comparisons += compare(run, result, self._where, quick=self._quick)
+            self.comparisons += compare(run, result, self._where, quick=self._quick, pace=self.pace)
             if self._record:
                 fresh = run.measured(result, today(), self._where, commit())
                 runs = [fresh if one.command == run.command else one for one in read_runs(self._path)]
@@ -127,6 +142,11 @@ class Check:
     def names(self, verdict: Verdict) -> list[str]:
         """Return the figures with this verdict."""
         return [one.stated.name for one in self.comparisons if one.verdict is verdict]
+
+    @property
+    def pace(self) -> float:
+        """How much slower this machine is, by what was measured so far."""
+        return pace_of(self.comparisons)
 
     @property
     def green(self) -> bool:
@@ -152,6 +172,7 @@ class Check:
             "failed": self.failed,
             "quiet": self.busy <= _QUIET_SHARE,
             "machine": self._where,
+            "pace": round(self.pace, 2),
             "commit": commit(),
             "wall_s": round(wall_s),
         }
@@ -193,6 +214,8 @@ def main(words: list[str] | None = None) -> int:
     wall_s = time.monotonic() - started_s
     wide = max(100, os.get_terminal_size().columns) if sys.stdout.isatty() else 100
     Console(width=wide, file=sys.stderr if args.json else sys.stdout).print(check.table())
+    if check.pace > 1:
+        print(f"figures: paced bars are multiplied by {check.pace:.2f}: stock torchrun is slower here", file=sys.stderr)
     if check.busy > _QUIET_SHARE:
         print(
             f"figures: other processes took up to {check.busy:.0%} of the cores: not a quiet machine", file=sys.stderr

@@ -43,6 +43,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     `key` is its path there, with `/` between levels. A list stands for an interval: its bounds count. `bar` is the
     worst acceptable value. `samples` is the path of the single measurements behind the value; their range is the
     figure's `spread`, recorded with the value. A figure that is `full_only` is not in the output of the quick command.
+    One that is `paced` is a time or a processor's share, which grows on a slower machine.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     samples: str = ""
     spread: float | None = None
     full_only: bool = False
+    paced: bool = False
 
     @property
     def text(self) -> str:

@@ -4,10 +4,11 @@ import json
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks import check_figures
-from benchmarks.check_figures import Check, Verdict, arguments, chosen, judge, main
+from benchmarks.check_figures import Check, Verdict, arguments, chosen, compare, judge, main, pace_of
 from benchmarks.figures import Better, Figure, FigureError, Run, read_runs, write_runs
 from benchmarks.record import machine
 
@@ -43,6 +44,35 @@ def test_a_figure_is_compared_with_its_bar_and_its_stated_value(
 def test_another_kind_of_machine_is_held_to_the_bar_alone() -> None:
     assert judge(LOWER, Figure("now", "", 0.19, "s", 3), same_machine=False) is Verdict.OK
     assert judge(LOWER, Figure("now", "", 0.21, "s", 3), same_machine=False) is Verdict.BROKEN
+
+
+@pytest.mark.parametrize(
+    ("value", "pace", "verdict"),
+    [
+        (0.179, 1.5, Verdict.OK),
+        (0.181, 1.5, Verdict.WORSE),
+        (0.29, 1.5, Verdict.WORSE),
+        (0.31, 1.5, Verdict.BROKEN),
+        (0.21, 1.0, Verdict.BROKEN),
+    ],
+)
+def test_a_slower_machine_needs_more_time(value: float, pace: float, verdict: Verdict) -> None:
+    paced = msgspec.structs.replace(LOWER, paced=True)
+    now = Figure("now", "", value, "s", 3)
+    assert judge(paced, now, same_machine=True, pace=pace) is verdict
+    assert judge(LOWER, now, same_machine=True, pace=pace) is judge(LOWER, now, same_machine=True)
+
+
+def test_the_pace_is_that_of_stock_torchrun() -> None:
+    stock = Figure("recovery_stock_s", "torchrun_s", 8.0, "s", 2)
+    paced = msgspec.structs.replace(LOWER, paced=True)
+    run = Run("", "", "", "here", "", [paced, stock])
+    slow = compare(run, {"taskd_s": 0.29, "torchrun_s": 12.0}, "", quick=False)
+    assert slow[0].verdict is Verdict.OK
+    for measured, pace in ((4.0, 1.0), (12.0, 1.5), (80.0, 2.0)):
+        found = compare(run, {"taskd_s": 0.1, "torchrun_s": measured}, "", quick=False)
+        assert pace_of(found) == pace
+    assert pace_of([]) == 1.0
 
 
 def test_a_figure_without_bar_and_spread_is_not_judged() -> None:
