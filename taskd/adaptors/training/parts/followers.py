@@ -4,7 +4,8 @@ Rules:
 
 1. A fault may strike between an optimizer's step and the call by which a part follows it. The step is adopted only
    with what follows: a part that has moved in every step before is made to follow, where taskd knows how.
-2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing.
+2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing. One
+   without tensors is copied (`plain_copy`), and put back where its step is done again.
 3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
 4. A part that moves in some steps only may have been meant to move in this one. What was left of the step tells (see
    `rest`): if it might have been moved there, the state is torn, and else it is right as it is.
@@ -20,15 +21,15 @@ Rules:
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from taskd.adaptors.training import tree
 from taskd.adaptors.training.fingerprints import Fingerprint
+from taskd.adaptors.training.parts.follower import Follower
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.script.rest import Rest
 
@@ -53,7 +54,7 @@ class Followers:
             if not isinstance(part, torch.optim.Optimizer | LRScheduler | LibraryPart)
             and not (isinstance(part, torch.nn.Module) and _has(part, trained))
         }
-        self._parts = [_Follower(name, part) for name, part in others.items()]
+        self._parts = [Follower(name, part) for name, part in others.items()]
         self._library = {name: part for name, part in replicated.items() if isinstance(part, LibraryPart)}
         self._steady = True
         self._strides: list[int] = []
@@ -106,6 +107,9 @@ class Followers:
         """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
         for library in self._library.values():
             library.put_back()
+        if not self._held:
+            for part in self._parts:
+                part.put_back()
         moved = [s for s, mark in zip(self._schedulers, self._marks, strict=True) if s.last_epoch != mark]
         if not self._saves:
             names = ", ".join(type(scheduler).__name__ for scheduler in moved)
@@ -147,7 +151,7 @@ class Followers:
             )
         return bool(late)
 
-    def _is_late(self, part: "_Follower") -> bool:
+    def _is_late(self, part: "Follower") -> bool:
         if part.never:
             return self.rest.is_given(part.part)
         return part.may_lag or part.unknown or (part.lags and not self._can_complete(part.part))
@@ -211,147 +215,16 @@ class Followers:
         return found if len(found) == 1 else []
 
 
-class _Follower:
-    """One part that may follow.
-
-    Attributes:
-        lags: whether it has moved in every step that was committed here, if any, and not in this one.
-        may_lag: whether it has moved in some steps, and not in this one.
-        unknown: whether it has not moved, and no step was committed here from which to know whether it should.
-        never: whether it has not moved, as in every step that was committed here, and there were some.
-        leads: whether it moves before the optimizers, as far as is known.
-        early: whether it has moved, and not because it trails behind the commit before.
-        moves_often: whether it has moved in two steps at least.
-    """
-
-    def __init__(self, name: str, part: Any) -> None:
-        self.name = name
-        self.part = part
-        self._moved = self._stood = 0
-        self._by_content = False
-        self._leads: bool | None = None
-        self._trails = False
-        self._version = -1
-        self._content = torch.empty(0)
-        self.settle()
-
-    def mark(self) -> None:
-        tensor = self._tensor
-        if tensor is None:
-            if self._stood < _TRIES:
-                self._stood += 1
-                self.settle(begun=1)
-            return
-        version = tensor._version
-        if version != self._version:
-            if self._moved + self._stood < _TRIES:
-                self._content = _some(tensor)
-            self._version = version
-            self._moved += 1
-        elif self._by_content or (self._moved + self._stood < _TRIES and not torch.equal(_some(tensor), self._content)):
-            self._by_content, self._content = True, _some(tensor)  # changed through `.data`, which versions do not show
-            self._moved += 1
-        else:
-            self._stood += 1
-
-    def settle(self, begun: int = 0) -> None:
-        self._tensor = tensor = _shown_by(self.part)
-        if tensor is not None:
-            self._moved, self._stood = begun, 0
-            self.refresh()
-
-    def refresh(self) -> None:
-        if self._tensor is not None:
-            self._version, self._content = self._tensor._version, _some(self._tensor)
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        """That by which it is known."""
-        return self._tensor
-
-    def stepping(self) -> None:
-        moved = self._tensor is not None and not self._stands
-        if self._leads is None:
-            self._leads = moved
-        else:
-            self._trails = self._trails or moved
-
-    @property
-    def leads(self) -> bool:
-        return self._leads is not False
-
-    @property
-    def moves_often(self) -> bool:
-        return self._moved > 1
-
-    @property
-    def early(self) -> bool:
-        scaler = isinstance(self.part, torch.amp.GradScaler)
-        if self._tensor is None:
-            made = _shown_by(self.part) if scaler else None
-            return made is not None and made._version > 0  # at its first step, and updated since
-        return not self._stands and (self._leads is not False or (scaler and not self._trails))
-
-    @property
-    def lags(self) -> bool:
-        return self._stands and not self._stood
-
-    @property
-    def may_lag(self) -> bool:
-        return self._stands and self._moved > 0 and self._stood > 0
-
-    @property
-    def unknown(self) -> bool:
-        return self._stands and not self._stood and not self._moved
-
-    @property
-    def never(self) -> bool:
-        return self._stands and self._stood > 0 and not self._moved
-
-    @property
-    def has_moved(self) -> bool:
-        return not self._stands
-
-    @property
-    def _stands(self) -> bool:
-        if self._tensor is None or self._tensor._version != self._version:
-            return False
-        return not self._by_content or torch.equal(_some(self._tensor), self._content)
-
-
 def _steps_alone(scheduler: LRScheduler) -> bool:
     """Its step needs no argument."""
     parameters = inspect.signature(scheduler.step).parameters.values()
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-_TRIES = 3
-"""Steps in which it is found out how a part changes."""
-_SOME = 64
-
-
-def _some(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1)[:_SOME].clone()
-
-
 def _has(module: torch.nn.Module, trained: set[int]) -> bool:
     """Whether an optimizer trains any of it; what has no parameters follows nobody."""
     parameters = list(module.parameters())
     return not parameters or any(id(parameter) in trained for parameter in parameters)
-
-
-def _shown_by(part: Any) -> torch.Tensor | None:
-    """A tensor of a part that changes whenever the part does."""
-    if isinstance(part, AveragedModel):
-        return part.n_averaged
-    if isinstance(part, torch.nn.Module):
-        return next(part.parameters())
-    if isinstance(part, torch.amp.GradScaler):
-        return getattr(part, "_scale", None)  # one that is not enabled has none
-    if not callable(getattr(part, "state_dict", None)):
-        return None
-    found = list(_tensors(part.state_dict()))
-    return next((tensor for tensor in found if tensor.is_floating_point()), found[0] if found else None)
 
 
 def _differs(now: Any, held: Any) -> bool:
@@ -376,9 +249,3 @@ def _put(group: dict[str, Any], values: dict[str, Any]) -> None:
             group[key].copy_(value)
         else:
             group[key] = value
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    tree.fold(value, found.append)
-    yield from found
