@@ -175,6 +175,18 @@ def left_early(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
                 break
 
 
+def left_in_epochs(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
+    """Each epoch leaves batches over, behind its last commit."""
+    for epoch in state.epochs(5):
+        if isinstance(state.loader.sampler, DistributedSampler):
+            state.loader.sampler.set_epoch(epoch)
+        for batch in state.loader:
+            work(state, log, epoch, batch, cut)
+            if state.step % 2 == 0:
+                break
+        log.append(("end", epoch, torch.rand(1).item()))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -285,6 +297,50 @@ def test_an_epoch_that_is_left_early() -> None:
     for cut in [(3, "working"), (4, "committed"), (6, "working")]:
         step, log = disturbed("shuffle", left_early, None, cut, newcomer=True)
         assert [seen[:2] for seen in log] == [seen[:2] for seen in after(whole, step)], cut
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "distributed", "replacement", "batch sampler", "workers"])
+def test_batches_that_an_epoch_has_left_over_are_not_handed_out(kind: str, newcomer: bool) -> None:
+    """From the second epoch on: in the first nobody knows yet that some are left over."""
+    whole = undisturbed(kind, left_in_epochs, None)
+    for cut in [(4, "committed"), (6, "committed"), (5, "working")]:
+        step, log = disturbed(kind, left_in_epochs, None, cut, newcomer=newcomer)
+        assert log == after(whole, step), cut
+
+
+def test_the_epoch_of_a_stateful_loaders_sampler_is_known_before_the_loop_sets_it() -> None:
+    """A checkpoint that is written again, before the training function is entered, asks such a loader for its state."""
+
+    def made() -> TrainState:
+        dataset: Any = range(SAMPLES)
+        loader = StatefulDataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset, 1, 0))
+        model = torch.nn.Linear(1, 1)
+        return TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader)
+
+    def train(state: TrainState, seen: Log, commits: int) -> None:
+        for epoch in state.epochs(EPOCHS):
+            state.loader.sampler.set_epoch(epoch)
+            for batch in state.loader:
+                seen.append(batch.tolist())
+                state.commit()
+                if state.step == commits:
+                    return
+
+    whole: Log = []
+    train(made(), whole, EPOCHS * PER_EPOCH)
+    state = made()
+    state._recovery.begin(JobRank(0))
+    train(state, [], 8)
+    payload = state._recovery.position(8)
+    newcomer, seen = made(), Log()
+    newcomer._recovery.begin(JobRank(0))
+    with newcomer._recovery.restoring(8):
+        pass
+    newcomer._recovery.return_to(8, payload)
+    newcomer.loader.state_dict()
+    train(newcomer, seen, EPOCHS * PER_EPOCH)
+    assert seen == whole[8:]
 
 
 def order_of(manual_seed: int | None, generator: int | None) -> list[int]:

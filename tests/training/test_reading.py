@@ -18,7 +18,7 @@ import torch
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.reading import ReadFinding, read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
-from tests.training import shapes_exact, shapes_found
+from tests.training import shapes, shapes_exact, shapes_found
 from tests.training.shapes import FOUND, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,6 +51,54 @@ def test_a_finding_names_both_lines() -> None:
     assert found.line == f"{file}:{first + 3}"
     assert found.text.startswith(f"{file}:{first + 3} counts the batches of 'loader' with 'i', and ")
     assert f" {file}:{first + 6} (optimizer.step()) depends on it" in found.text
+
+
+def _stops(where: str) -> Callable[[], None]:
+    def behind() -> None:
+        for _ in state.epochs(3):
+            for x, _ in state.loader:
+                shapes.learn(x, x)
+                state.commit()
+                if state.step % 5 == 0:
+                    break
+
+    def before() -> None:
+        for _ in state.epochs(3):
+            for x, _ in state.loader:
+                if state.step >= 5:
+                    break
+                shapes.learn(x, x)
+                state.commit()
+
+    def both() -> None:
+        while state.step < 5:
+            for x, _ in state.loader:
+                shapes.learn(x, x)
+                state.commit()
+                if state.step >= 5:
+                    return
+
+    def behind_an_epoch() -> None:
+        for _ in state.epochs(3):
+            for x, _ in state.loader:
+                shapes.learn(x, x)
+                state.commit()
+            if shapes.evaluate() < 0.1:
+                break
+
+    return {"behind": behind, "before": before, "both": both, "behind an epoch": behind_an_epoch}[where]
+
+
+@pytest.mark.parametrize(
+    ("where", "found"), [("behind", True), ("before", False), ("both", False), ("behind an epoch", False)]
+)
+def test_a_loop_that_is_left_behind_the_commit(where: str, found: bool, caplog: pytest.LogCaptureFixture) -> None:
+    function = _stops(where)
+    findings = read(function)
+    assert [one.at_one_step for one in findings] == [True] * found
+    enter(peer := Peer(), function)
+    assert ("leaves its loop behind the commit" in caplog.text) is found
+    assert not peer.refused
 
 
 def test_what_has_no_text_is_not_judged() -> None:
@@ -148,7 +196,7 @@ PROGRAMS = [
 ]
 EXPECTED = {
     *("batch_ahead", "counting_wrapper", "enumerate_accumulate", "enumerate_break", "enumerate_critic"),
-    *("enumerate_rate", "loss_behind_loop", "prefetcher"),
+    *("enumerate_rate", "leftover_batch", "loss_behind_loop", "prefetcher"),
 }
 """Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}

@@ -9,10 +9,12 @@ Rules:
 3. A pass is over when it was exhausted, or nobody held its iterator any more, at the commit; or when the sampler's
    epoch is another now. The next is then a new one. One whose last batch was handed out, or which stands where the
    last one was left, is over too, unless the script loops over `state.epochs()`: that begins its epoch again, with
-   nothing left to iterate over, and comes to what follows the loop.
+   nothing left to iterate over, and comes to what follows the loop. The first pass that is left early stands nowhere:
+   `proof/reading.py` warns of it.
 4. An iterable dataset has no indices to skip: its batches are loaded and dropped, and the log says so.
 """
 
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
@@ -149,6 +151,11 @@ class LoaderPlace:
         else:
             begun = msgspec.structs.replace(resume)
             self._put_samplers(begun)
+            if not kept and _is_left(begun):
+                yield from self._begin(batches, begun)
+                batches.leave()
+                self._replay(begun, begun.handed)
+                return
         yield from self._begin(batches, begun)
         self._skipped = begun.handed
         if self._iterable and begun.handed:
@@ -219,7 +226,7 @@ class LoaderPlace:
                     epoch,
                 )
             return False
-        if 0 < resume.handed == resume.left_at or resume.handed >= self._batches():
+        if _is_left(resume) or resume.handed >= self._batches():
             return resume.loop >= 0
         return True
 
@@ -229,25 +236,26 @@ class LoaderPlace:
     def _next_of(self, last: Pass) -> Pass:
         if last is not self._pass:
             self._replay(last)
-        total = self._batches()
+        total, worked = self._batches(), self._worked or _is_left(last)
         return Pass(
             last.root,
             last.number + 1,
             self._epoch(),
             self._epochs.loop,
             over=False,
-            left_at=last.handed if last.handed < total and (self._worked or last is not self._pass) else 0,
+            left_at=last.handed if last.handed < total and (worked or last is not self._pass) else 0,
             starts=self._states(),
             sampler=[tree.pack(s.state_dict()) if is_stateful(s) else None for s in self._samplers()],
         )
 
-    def _replay(self, last: Pass) -> None:
-        """Bring the generators of loader and samplers to where the pass has left them."""
+    def _replay(self, last: Pass, batches: int | None = None) -> None:
+        """Bring the generators of loader and samplers to where the pass has left them; None: behind all its batches."""
         if last.over:
             put(self.held(), last.starts)
         elif last.starts and not self._iterable:
             self._put_samplers(last)
-            for _ in PassOrder(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held()):
+            order = PassOrder(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held())
+            for _ in itertools.islice(order, batches):
                 pass
 
     def _states(self) -> list[bytes]:
@@ -317,6 +325,10 @@ class Batches:
         self._inner = yield self._make
         self._source = iter(self._inner)
 
+    def leave(self) -> None:
+        """Go over nothing: the pass stands where the one before was left."""
+        self._source = iter(())
+
     def drop(self, count: int) -> bool:
         """Load so many batches for nothing; whether there is another one."""
         try:
@@ -326,6 +338,11 @@ class Batches:
         except StopIteration:
             return False
         return True
+
+
+def _is_left(begun: Pass) -> bool:
+    """Whether it stands where the pass before was left."""
+    return 0 < begun.handed == begun.left_at
 
 
 @cache

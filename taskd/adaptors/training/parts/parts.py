@@ -8,14 +8,15 @@ Rules:
 4. A data loader of torch's, or of a kind made from it, is kept at its exact place (see `places`). One that has a
    `state_dict` of its own keeps it itself; making an iterator of it leaves the global generator as it was. A pass whose
    last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
-5. The samplers of a loader that is kept are kept with it.
+5. The samplers of a loader that is kept are kept with it. Of a loader that keeps itself, the sampler's epoch is kept
+   beside it: the script may ask such a loader for its state before its loop has set the epoch.
 6. `meter` counts what those loaders give.
 7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
 """
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import torch
@@ -42,6 +43,8 @@ from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.runtime.worker.pulse import Buffer
 
 _log = logging.getLogger(__name__)
+_EPOCH: Final = "\0epoch"
+"""Behind a loader's name: the epoch of its sampler."""
 
 
 class Parts:
@@ -80,6 +83,13 @@ class Parts:
             if isinstance(part, PackedPosition):
                 self.places[name] = part
         self._packs = [(name, self._packing(name, part)) for name, part in self.positions.items()]
+        self._epochs_of = {
+            f"{name}{_EPOCH}": sampler
+            for name, part in self.positions.items()
+            if isinstance(part, torch.utils.data.DataLoader) and name not in self.places
+            for sampler in samplers(part)
+            if has_epoch_only(sampler) and not any(sampler is one for one in self.positions.values())
+        }
         if not self.optimizers:
             raise ConfigError(
                 f"TrainState got {', '.join(self.all) or 'nothing'}; expected at least one torch.optim.Optimizer, "
@@ -99,6 +109,8 @@ class Parts:
     def pack_positions(self) -> dict[str, bytes]:
         """Return the encoded state of each position part, and of the epochs under the name ""."""
         packed = {name: pack() for name, pack in self._packs}
+        for name, sampler in self._epochs_of.items():
+            packed[name] = tree.pack(sampler.epoch)
         if self.epochs.used:
             packed[""] = self.epochs.pack()
         return packed
@@ -115,6 +127,8 @@ class Parts:
         """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
         self.epochs.unpack(packed.get(""))
         for name, data in packed.items():
+            if name in self._epochs_of:
+                self._epochs_of[name].set_epoch(tree.unpack(data))
             part = self.positions.get(name)
             if part is None:
                 continue

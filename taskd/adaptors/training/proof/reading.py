@@ -6,7 +6,8 @@ Rules:
    script is run. What has no text, or is a library's, is not read, and nothing is told of it.
 2. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
    printed, logged or saved is no finding. Nor is what the state, its step, or the loader's place makes right again.
-3. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone.
+3. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone. What
+   matters at one step alone is a warning.
 4. Whatever fails in the reading is logged, and the training begins.
 """
 
@@ -36,11 +37,13 @@ class ReadFinding(NamedTuple):
         line: `file:line` of the script.
         text: what was found there, and what a recovery makes of it.
         remedy: what to write in its place.
+        at_one_step: whether it matters at a single step alone, and is no reason to restart everybody at others.
     """
 
     line: str
     text: str
     remedy: str
+    at_one_step: bool = False
 
 
 def refuse_inexact(
@@ -63,10 +66,9 @@ def refuse_inexact(
     if len(findings) > len(told):
         last = told[-1]
         told[-1] = last._replace(text=f"{last.text} (and {len(findings) - len(told)} more)")
-    if link.config.allows_inexact:
-        refusals.warn(*(f"{one.text}: not exact after a recovery. {one.remedy}" for one in told))
-    else:
-        refusals.add(*(Matter(one.text, one.remedy, no_rebuild=True) for one in told))
+    warned = [one for one in told if link.config.allows_inexact or one.at_one_step]
+    refusals.warn(*(f"{one.text}: not exact after a recovery. {one.remedy}" for one in warned))
+    refusals.add(*(Matter(one.text, one.remedy, no_rebuild=True) for one in told if one not in warned))
 
 
 def read_function(
@@ -95,6 +97,8 @@ def _as_findings(reader: Statements) -> list[ReadFinding]:
     right = {(one.kind, one.place) for one in reader.right}
     found: dict[tuple[str, str], ReadFinding] = {}
     for source, (place, text) in reader.findings.items():
+        if source.kind is TaintKind.LEAVES and reader.asks_first:
+            continue
         if (source.kind, source.place) in right or (source.kind is TaintKind.CARRIED and source.name in counts):
             continue
         used = f"{place} ({text})" if text else place
@@ -184,6 +188,17 @@ def _of_calls(source: Taint, used: str) -> ReadFinding:
     )
 
 
+def _of_leaving(source: Taint, used: str) -> ReadFinding:
+    del used
+    return ReadFinding(
+        source.place,
+        f"{source.place} leaves its loop behind the commit: a recovery at that very step enters the loop again, and "
+        "trains one batch more",
+        "Ask by state.step whether to go on, before a batch is used: in the loop's first line, or in front of it.",
+        at_one_step=True,
+    )
+
+
 _WORDS: Final = {
     TaintKind.INDEX: _of_index,
     TaintKind.CUT: _of_cut,
@@ -193,4 +208,5 @@ _WORDS: Final = {
     TaintKind.UNBOUND: _of_unbound,
     TaintKind.ZERO: _of_zero,
     TaintKind.CALLS: _of_calls,
+    TaintKind.LEAVES: _of_leaving,
 }

@@ -63,6 +63,7 @@ class Expressions:
         self.frames: list[Scope] = []
         self.control: Taints = NONE
         self.anchored = False
+        self.asks_first = self.timed = False
         self._guards: list[frozenset[str]] = []
         self._nodes = 0
         self.aligned = AlignedCounts()
@@ -92,14 +93,15 @@ class Expressions:
     @contextmanager
     def under(self, test: Value, names: frozenset[str] = frozenset()) -> Iterator[None]:
         """What is read meanwhile is done under this condition."""
-        control, anchored = self.control, self.anchored
+        control, anchored, timed = self.control, self.anchored, self.timed
         self.control = control | test.taints
         self.anchored = anchored or test.root >= Root.EPOCH
+        self.timed = timed or test.root is Root.CLOCK
         self._guards.append(names)
         try:
             yield
         finally:
-            self.control, self.anchored = control, anchored
+            self.control, self.anchored, self.timed = control, anchored, timed
             self._guards.pop()
 
     def read(self, node: ast.AST | None) -> Value:

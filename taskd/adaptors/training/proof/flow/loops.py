@@ -70,11 +70,17 @@ class Loops(Calls):
 
         def begin() -> None:
             tests.append(self.read(node.test))
+            self._asks(tests[-1].root is Root.STEP)
             if loop.commits:
                 self.effect(node, tests[-1].taints)
 
         endless = isinstance(node.test, ast.Constant) and bool(node.test.value)
         self._go_round(node, loop, begin, endless=endless)
+
+    def _asks(self, by_step: bool) -> None:
+        """Here the script decides whether to go on. A recovery comes by, unless a step was committed in this turn."""
+        env = self.frame.env
+        self.asks_first = self.asks_first or (by_step and env is not None and not env.committed)
 
     def _loop(self, node: Any) -> Loop:
         env = self.frame.env

@@ -13,6 +13,8 @@ from taskd.adaptors.training.proof.flow.values import (
     VARYING,
     Env,
     Root,
+    Taint,
+    TaintKind,
     Value,
     combine,
     join,
@@ -186,12 +188,14 @@ class Statements(Loops):
         self.frame.returned.append(value._replace(taints=value.taints | self.control) if self.control else value)
         if any(loop.commits for loop in self.frame.loops):
             self._ends(node, self.frame.loops)
+        self._leaves(node)
         self.frame.env = None
 
     def _break(self, node: ast.Break) -> None:
         loop = self.frame.loops[-1]
         if loop.commits:
             self._ends(node, self.frame.loops)
+        self._leaves(node)
         if self.frame.env is not None:
             loop.breaks.append(self.frame.env)
         self.frame.env = None
@@ -200,6 +204,7 @@ class Statements(Loops):
         loop = self.frame.loops[-1]
         if loop.commits:
             self._ends(node, [loop])
+        self._asks(self.anchored)
         if self.frame.env is not None:
             loop.continues.append(self.frame.env)
         self.frame.env = None
@@ -209,6 +214,14 @@ class Statements(Loops):
         if self.anchored:
             for loop in loops:
                 loop.bounded = True
+
+    def _leaves(self, node: ast.stmt) -> None:
+        """A loop is left here: behind a commit, a recovery at that very commit enters it once more."""
+        self._asks(self.anchored)
+        env, loop = self.frame.env, self.frame.loops[-1] if self.frame.loops else None
+        if env is not None and env.committed and not self.timed and loop and loop.commits and not loop.nested:
+            name = type(node).__name__.lower()
+            self.find(Taint(TaintKind.LEAVES, name, self.frame.place(node)), node)
 
     def _raise(self, node: ast.Raise) -> None:
         if node.exc is not None:

@@ -30,6 +30,7 @@ class TaintKind(Enum):
     UNBOUND = "is not set if a pass is empty"
     ZERO = "is zero if a pass is empty"
     CALLS = "counts calls"
+    LEAVES = "leaves a loop behind a commit"
 
 
 class Taint(NamedTuple):
