@@ -56,11 +56,14 @@ def rehearsed(first: list[dict[str, Any]], second: list[dict[str, Any]], **chang
 
 
 def test_every_rank_dies_and_every_moment_is_struck() -> None:
-    seen = {rank: Seen(40, evaluations=(10, 20), saves=(22,) if rank == 0 else ()) for rank in range(2)}
+    seen = {
+        rank: Seen(40, evaluations=(10, 20), saves=(22,) if rank == 0 else (), ends=(10, 20, 30)) for rank in range(2)
+    }
     planned = kills.plan(seen)
     assert {kill.rank for kill in planned} == {0, 1}
     assert {kill.moment for kill in planned} == set(Moment) - {Moment.ACCUMULATING}
     assert next(kill.rank for kill in planned if kill.moment is Moment.SAVING) == 0
+    assert next(kill.step for kill in planned if kill.moment is Moment.EPOCH_END) in (20, 30)
     assert [kill.step for kill in planned] == sorted(kill.step for kill in planned)
     steps = [kill.step for kill in planned]
     assert all(later - earlier >= kills.LEAST_GAP for earlier, later in pairwise(steps))
@@ -183,6 +186,23 @@ def test_lines_with_a_clock_in_them_are_compared_without_it() -> None:
     masked = compare.noise(first, second)
     assert compare.line_differences(first, ran(timed("2.9"), notes(1)), masked) == []
     assert len(compare.line_differences(first, ran(notes(0), notes(1)), masked)) == 1
+
+
+def test_what_the_self_check_has_found_comes_before_names_that_begin_anew() -> None:
+    told = {"k": "told", "text": "/w/train.py:9 counts the batches of 'loader' with 'i': not exact after a recovery. X"}
+    behind = notes(1, forward_5={"batch": "other"}, commit_5={"variables": [["loss", "9", False, True]]})
+    verdict = judge(rehearsed([*notes(0), told], behind))
+    assert [one.line for one in verdict.findings] == ["/w/train.py:9"]
+    exact = judge(rehearsed([*notes(0), told], notes(1)))
+    assert exact.outcome is Outcome.EXACT
+    assert any("counts the batches" in note for note in exact.notes)
+
+
+def test_loaders_that_were_shortened_are_noted() -> None:
+    short = {"k": "shortened", "text": "'loader' was shortened from 90 batches to 18, so that epochs end here"}
+    undisturbed = ran([short, *notes(0)], notes(1))
+    verdict = judge(rehearsed(notes(0), notes(1), undisturbed=undisturbed, again=undisturbed))
+    assert any("shortened from 90 batches to 18" in note for note in verdict.notes)
 
 
 def test_where_all_start_anew_the_refusal_is_the_reason() -> None:

@@ -103,7 +103,11 @@ class Deaths:
         """A step is committed. If a rank dies now: meet the others, and die, or wait until this one is to leave."""
         link, runtime = worker.current(), current()
         for kill in self._all:
-            if kill.moment is not Moment.COMMITTED or kill.step != step or kill.number in self._over:
+            if (
+                kill.moment not in (Moment.COMMITTED, Moment.EPOCH_END)
+                or kill.step != step
+                or kill.number in self._over
+            ):
                 continue
             (self._folder / f"at-{kill.number}-{self._rank}").touch()
             if kill.rank == self._rank:

@@ -27,6 +27,7 @@ from taskd.adaptors.rehearsal import output
 from taskd.adaptors.rehearsal.deaths import Deaths
 from taskd.adaptors.rehearsal.linewatch import LineWatch
 from taskd.adaptors.rehearsal.missing import trains_with
+from taskd.adaptors.rehearsal.shorter import shorten
 from taskd.adaptors.rehearsal.variables import look_up, script_frames, variables
 from taskd.adaptors.training.fingerprints import Fingerprint, of_batch, of_part, of_random_numbers
 from taskd.adaptors.training.parts.parts import Parts
@@ -57,6 +58,7 @@ class TrainingObserver:
         self._passes = self._optimizer_steps = 0
         self._behind = False
         self._evaluated = -1
+        self._epoch: tuple[int, ...] | None = None
         # Asked once: to find it opens files, and whoever asks while one is opened waits for itself.
         self._passing = (*_PASSING, f"{tempfile.gettempdir()}/", f"{folder.parent}/")
         self._opened: set[str] = set()
@@ -75,9 +77,11 @@ class TrainingObserver:
 
     # ---- what the state tells
 
-    def made(self) -> None:
+    def made(self, parts: Parts) -> None:
         """A TrainState was made."""
         self.note("made", line=script_line())
+        for text in shorten(parts):
+            self.note("shortened", text=text)
 
     def enters(self, recovery: StateRecovery, *, begins: bool) -> None:
         """The training begins here, or waits to join."""
@@ -178,6 +182,10 @@ class TrainingObserver:
         self._behind = False
         self._passes += 1
         first = self._passes == 1
+        if first and self._epoch != (epoch := _epoch_of(parts)):
+            if self._epoch is not None:
+                self.note("end")
+            self._epoch = epoch
         self._deaths.at(Moment.FORWARD if first else Moment.ACCUMULATING, step)
         numbers, now = (of_random_numbers(), self._parts_now()) if first else ({}, {})
         batch = of_batch(args, kwargs)
@@ -276,6 +284,11 @@ def _is_adopting(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _epoch_of(parts: Parts) -> tuple[int, ...]:
+    """The epoch, and the number of each loader's pass over its data."""
+    return parts.epochs.now, *(getattr(place, "passes", 0) for place in parts.places.values())
 
 
 def _own(parts: Parts) -> frozenset[int]:

@@ -3,7 +3,8 @@
 Rules:
 
 1. The script is run twice undisturbed under stock torchrun, then under taskd with kills; and once more undisturbed,
-   line by line, if it is not exact and something that it changes is to blame.
+   line by line, if it is not exact and something that it changes is to blame. With kills the job checks itself, and
+   goes on in place whatever it finds: what it finds is the reason if the kills show that something is not exact.
 2. Whatever is not torchrun's on one node with so many ranks is refused before anything runs.
 """
 
@@ -180,7 +181,8 @@ class _Rehearsal:
 
 
 def _seen(record: RankRecord) -> Seen:
-    return Seen(record.committed, record.rare.evaluations, record.rare.saves, sorted(set(record.rare.accumulations)))
+    rare = record.rare
+    return Seen(record.committed, rare.evaluations, rare.saves, rare.ends, sorted(set(rare.accumulations)))
 
 
 def _error(run: RehearsedRun) -> str:

@@ -18,6 +18,7 @@ from taskd.core.rehearsal.compare import Difference, LineDifference, Run, Variab
 _PLACE: Final = re.compile(r"(/[^\s:()]+:\d+)")
 _LEFT_OUT: Final = ("was interrupted between", "stands behind the commit")
 _ANEW: Final = "at a fault all processes start anew"
+_INEXACT: Final = re.compile(r"not exact after a (recovery|fault)")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,11 @@ def told_in(run: Run) -> list[ScriptFinding]:
 def anew(told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
     """Those by which all processes start anew."""
     return [one for one in told if _ANEW in one.found]
+
+
+def inexact(told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
+    """Those of the self-check, which a job refuses, and a rehearsal tries all the same."""
+    return [one for one in told if _INEXACT.search(one.found)]
 
 
 def is_left_out(told: ScriptFinding) -> bool:

@@ -24,6 +24,7 @@ class Moment(Enum):
 
     BACKWARD = "in the backward pass"
     COMMITTED = "right behind the commit, all ranks being there"
+    EPOCH_END = "right behind the last commit of an epoch, all ranks being there"
     STEPPED = "between optimizer.step() and the commit"
     EVALUATION = "in an evaluation"
     SAVING = "in the middle of torch.save"
@@ -51,6 +52,7 @@ class Seen:
     steps: int
     evaluations: Sequence[int] = ()
     saves: Sequence[int] = ()
+    ends: Sequence[int] = ()
     accumulations: Sequence[int] = ()
 
 
@@ -64,6 +66,7 @@ def plan(seen: Mapping[int, Seen]) -> list[Kill]:
     times: _Times = {
         Moment.SAVING: {rank: one.saves for rank, one in seen.items()},
         Moment.EVALUATION: {rank: one.evaluations for rank, one in seen.items()},
+        Moment.EPOCH_END: {rank: one.ends for rank, one in seen.items()},
         Moment.ACCUMULATING: {rank: one.accumulations for rank, one in seen.items()},
     }
     placed: dict[int, Moment] = {}

@@ -45,6 +45,8 @@ class RareMoments:
 
     evaluations: list[int] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    """The last steps of epochs, or of passes over the data."""
     accumulations: list[int] = field(default_factory=list)
     """The steps of several forward passes."""
 
@@ -65,6 +67,8 @@ class ScriptFacts:
     """taskd's own warnings."""
     wrote: list[str] = field(default_factory=list)
     """Files outside of the copy that were opened to be written."""
+    shortened: list[str] = field(default_factory=list)
+    """Loaders that were shortened, in words."""
 
 
 @dataclass
@@ -140,6 +144,10 @@ def _take_fact(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
             record.rare.evaluations.append(step)
         case "save":
             record.rare.saves.append(step)
+        case "end":
+            record.rare.ends.append(step)
+        case "shortened":
+            record.facts.shortened.append(note["text"])
         case "killed":
             record.killed.append((note["number"], step))
         case "told":

@@ -20,6 +20,7 @@ from taskd.core.rehearsal.findings import (
     ScriptFinding,
     anew,
     distinct,
+    inexact,
     is_left_out,
     of_lines,
     of_moved,
@@ -32,6 +33,7 @@ from taskd.core.rehearsal.kills import Kill
 
 _OF_DATA: Final = ("DataLoader iterated", "random generator", "were passed over", "data position")
 _MOST: Final = 3
+_OTHERWISE: Final = "after a recovery it goes on otherwise than without the fault"
 
 
 class Outcome(Enum):
@@ -181,7 +183,8 @@ def _of_difference(runs: Rehearsed, found: Difference, told: list[ScriptFinding]
     if not any(step < found.step for record in runs.killed.values() for _, step in record.killed):
         text = f"under taskd, before any kill, {_what(found)} is other than under stock torchrun; please report it"
         return Verdict(Outcome.INEXACT, "it is not what it is without taskd", (ScriptFinding("", text),), first, notes)
-    findings: list[ScriptFinding] = []
+    if findings := inexact(told):
+        return Verdict(Outcome.INEXACT, _OTHERWISE, distinct(findings)[:_MOST], first, notes)
     if found.stage is StepStage.STATE:
         findings += of_moved(runs.undisturbed, runs.traced, found)
     if found.stage in (StepStage.BATCHES, StepStage.NUMBERS):
@@ -193,8 +196,7 @@ def _of_difference(runs: Rehearsed, found: Difference, told: list[ScriptFinding]
         findings = [
             ScriptFinding("", f"after a recovery {_what(found)} differs, and no line was found that is why", mend)
         ]
-    headline = "after a recovery it goes on otherwise than without the fault"
-    return Verdict(Outcome.INEXACT, headline, distinct(findings)[:_MOST], first, notes)
+    return Verdict(Outcome.INEXACT, _OTHERWISE, distinct(findings)[:_MOST], first, notes)
 
 
 def _of_error(runs: Rehearsed) -> list[ScriptFinding]:
@@ -229,6 +231,7 @@ def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     if local:
         names = ", ".join(repr(one.name) for one in local[:_MOST])
         notes.append(f"begins anew when the training function is called again: {names}")
+    notes += sorted({text for record in runs.undisturbed.values() for text in record.facts.shortened})
     lines: set[str] = set()
     for one in told:
         if not anew([one]) and one.line not in lines:

@@ -113,6 +113,11 @@ class LoaderPlace:
                     inner.worker_init_fn = WorkerStart(inner.worker_init_fn)
                     inner._iterator = None
 
+    @property
+    def passes(self) -> int:
+        """The number of the present pass, from 0; -1 before the first."""
+        return self._pass.number
+
     # What the recovery calls.
 
     def pack(self) -> bytes:

@@ -1,0 +1,55 @@
+"""Shorter loaders for a rehearsal, so that epochs end within the steps that are rehearsed.
+
+Rules:
+
+1. Each run of a rehearsal has the same ones, so they are compared as they are.
+2. What is left over of a pass by a script that works at several batches a step stays the same: the number of batches
+   has the rest by 12 that it had.
+3. Only loaders of torch's that are a part of the state, over a dataset with indices.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, Final
+
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from taskd.adaptors.training.data.places import LoaderPlace
+from taskd.adaptors.training.parts.parts import Parts
+
+_LEAST: Final = 8
+_REST_BY: Final = 12
+
+
+class ShortBatches(Sampler[Any]):
+    """The first `count` batches of a batch sampler."""
+
+    def __init__(self, sampler: Any, count: int) -> None:
+        self.sampler, self._count = sampler, count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.sampler), self._count)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "sampler":
+            raise AttributeError(name)
+        return getattr(self.sampler, name)
+
+
+def shorten(parts: Parts) -> list[str]:
+    """Shorten what is long; return a sentence for each loader."""
+    told = []
+    for name, loader in parts.positions.items():
+        if not isinstance(parts.places.get(name), LoaderPlace) or not isinstance(loader, DataLoader):
+            continue
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            continue
+        total = len(loader)
+        count = _LEAST + (total - _LEAST) % _REST_BY
+        if count < total and not hasattr(loader, "base_dataloader"):
+            loader.__dict__["batch_sampler"] = ShortBatches(loader.batch_sampler, count)
+            told.append(f"{name!r} was shortened from {total} batches to {count}, so that epochs end here")
+    return told
