@@ -58,6 +58,7 @@ def test_between_evaluations_with_other_weights(make_job: MakeJob) -> None:
     assert "at a fault in it all processes start anew" in job.output
 
 
+@pytest.mark.thorough
 def test_a_new_process_draws_a_number_more(make_job: MakeJob) -> None:
     """In its first evaluation, as a loader with persistent workers does: the ranks compare behind it."""
     job = killed_and_exact(make_job, "draws", 5, "begin")

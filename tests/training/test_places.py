@@ -309,40 +309,6 @@ def test_batches_that_an_epoch_has_left_over_are_not_handed_out(kind: str, newco
         assert log == after(whole, step), cut
 
 
-def test_the_epoch_of_a_stateful_loaders_sampler_is_known_before_the_loop_sets_it() -> None:
-    """A checkpoint that is written again, before the training function is entered, asks such a loader for its state."""
-
-    def made() -> TrainState:
-        dataset: Any = range(SAMPLES)
-        loader = StatefulDataLoader(dataset, batch_size=BATCH, sampler=DistributedSampler(dataset, 1, 0))
-        model = torch.nn.Linear(1, 1)
-        return TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader)
-
-    def train(state: TrainState, seen: Log, commits: int) -> None:
-        for epoch in state.epochs(EPOCHS):
-            state.loader.sampler.set_epoch(epoch)
-            for batch in state.loader:
-                seen.append(batch.tolist())
-                state.commit()
-                if state.step == commits:
-                    return
-
-    whole: Log = []
-    train(made(), whole, EPOCHS * PER_EPOCH)
-    state = made()
-    state._recovery.begin(JobRank(0))
-    train(state, [], 8)
-    payload = state._recovery.position(8)
-    newcomer, seen = made(), Log()
-    newcomer._recovery.begin(JobRank(0))
-    with newcomer._recovery.restoring(8):
-        pass
-    newcomer._recovery.return_to(8, payload)
-    newcomer.loader.state_dict()
-    train(newcomer, seen, EPOCHS * PER_EPOCH)
-    assert seen == whole[8:]
-
-
 def order_of(manual_seed: int | None, generator: int | None) -> list[int]:
     """The first pass of a rank's loader."""
     made = None if generator is None else torch.Generator().manual_seed(generator)
