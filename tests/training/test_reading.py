@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from taskd.adaptors.training.limits.refusals import Refusals
-from taskd.adaptors.training.proof.reading import ReadFinding, read_function, refuse_inexact
+from taskd.adaptors.training.proof.reading import ReadFinding, Weight, read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
-from tests.training import shapes, shapes_exact, shapes_found
+from tests.training import shapes_exact, shapes_found, shapes_warned
 from tests.training.shapes import FOUND, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,52 +53,32 @@ def test_a_finding_names_both_lines() -> None:
     assert f" {file}:{first + 6} (optimizer.step()) depends on it" in found.text
 
 
-def _stops(where: str) -> Callable[[], None]:
-    def behind() -> None:
-        for _ in state.epochs(3):
-            for x, _ in state.loader:
-                shapes.learn(x, x)
-                state.commit()
-                if state.step % 5 == 0:
-                    break
-
-    def before() -> None:
-        for _ in state.epochs(3):
-            for x, _ in state.loader:
-                if state.step >= 5:
-                    break
-                shapes.learn(x, x)
-                state.commit()
-
-    def both() -> None:
-        while state.step < 5:
-            for x, _ in state.loader:
-                shapes.learn(x, x)
-                state.commit()
-                if state.step >= 5:
-                    return
-
-    def behind_an_epoch() -> None:
-        for _ in state.epochs(3):
-            for x, _ in state.loader:
-                shapes.learn(x, x)
-                state.commit()
-            if shapes.evaluate() < 0.1:
-                break
-
-    return {"behind": behind, "before": before, "both": both, "behind an epoch": behind_an_epoch}[where]
-
-
 @pytest.mark.parametrize(
-    ("where", "found"), [("behind", True), ("before", False), ("both", False), ("behind an epoch", False)]
+    ("where", "found"), [("behind", True), ("before", False), ("both", False), ("behind_an_epoch", False)]
 )
 def test_a_loop_that_is_left_behind_the_commit(where: str, found: bool, caplog: pytest.LogCaptureFixture) -> None:
-    function = _stops(where)
+    function = getattr(shapes_warned, where)
     findings = read(function)
-    assert [one.at_one_step for one in findings] == [True] * found
+    assert [one.weight for one in findings] == [Weight.WARNED] * found
     enter(peer := Peer(), function)
     assert ("leaves its loop behind the commit" in caplog.text) is found
     assert not peer.refused
+
+
+@pytest.mark.parametrize("how", ["ends", "only_raises", "goes_on", "another_kind", "elsewhere"])
+def test_an_error_that_the_script_handles_as_the_last_one(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    function = getattr(shapes_warned, how)
+    findings = read(function)
+    assert [one.weight for one in findings] == [Weight.TOLD] * (how == "ends")
+    enter(peer := Peer(), function)
+    assert ("is reached at each recovery too" in caplog.text) is (how == "ends")
+    assert not peer.refused
+
+
+@pytest.mark.parametrize(("how", "found"), [("looks", True), ("looks_with_a_default", False)])
+def test_a_look_at_a_batch_as_an_epoch_begins(how: str, found: bool) -> None:
+    findings = read(getattr(shapes_warned, how))
+    assert [one.weight for one in findings] == [Weight.WARNED] * found
 
 
 def test_what_has_no_text_is_not_judged() -> None:
@@ -196,7 +176,7 @@ PROGRAMS = [
 ]
 EXPECTED = {
     *("batch_ahead", "counting_wrapper", "enumerate_accumulate", "enumerate_break", "enumerate_critic"),
-    *("enumerate_rate", "leftover_batch", "loss_behind_loop", "prefetcher"),
+    *("enumerate_rate", "leftover_batch", "logged_exceptions", "look_at_batch", "loss_behind_loop", "prefetcher"),
 }
 """Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}

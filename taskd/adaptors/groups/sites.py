@@ -39,9 +39,13 @@ def users_files() -> list[str]:
 
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     """`file:line` of the first of these frames, innermost first, that is the user's; of a library if none is."""
+    return innermost_line((frame.f_code.co_filename, line) for frame, line in frames)
+
+
+def innermost_line(lines: Iterable[tuple[str, int]]) -> str:
+    """The same of frames that were noted by file and line."""
     of_library = ""
-    for frame, line in frames:
-        name = frame.f_code.co_filename
+    for name, line in lines:
         if is_users(name):
             return f"{name}:{line}"
         if not of_library and not is_between(name):

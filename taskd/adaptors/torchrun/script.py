@@ -15,6 +15,7 @@ from taskd.adaptors.torchrun.modules import installed_modules
 from taskd.config import settings
 from taskd.config.process import environment
 from taskd.config.worker import WorkerConfig
+from taskd.core.policy import SelfCheck
 from taskd.errors import ShimError
 from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 from taskd.wire.text import line
@@ -49,6 +50,10 @@ def prepare_rank(isolated: AbstractContextManager[None]) -> None:
     _current = current
     link = start_from_environment(installed_modules)
     if link is not None:
+        if config.self_check is not SelfCheck.OFF and not link.joins:
+            from taskd.runtime.worker.set_up_files import note_set_up_files
+
+            note_set_up_files()
         after_import("torch", lambda _torch: _install_runtime(link, isolated))
         after_import("torch.utils.file_baton", lambda module: _watch_builds(module, isolated))
 

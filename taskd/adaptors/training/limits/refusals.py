@@ -70,8 +70,12 @@ class Refusals:
         """Warn of what is not refused."""
         for text in texts:
             self.warned = True
-            if self._tells:
-                logger.warning("%s", text)
+            self.tell(text)
+
+    def tell(self, text: str) -> None:
+        """Say what has nothing to do with the state, in one process of the job."""
+        if self._tells:
+            logger.warning("%s", text)
 
     def first_step(self, error: str) -> None:
         """The first step of a new world has failed of this, which the script has raised by itself; "": try the next.
@@ -174,6 +178,14 @@ def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matt
         yield Matter(
             f"{name} has static_graph=True, whose first iteration communicates otherwise than later ones",
             "Leave it off for new processes to come in.",
+        )
+    sparse = [one for one, module in wrapper.module.named_modules() if getattr(module, "sparse", False) is True]
+    if sparse:
+        yield Matter(
+            f"{name} has sparse gradients ({sparse[0] or type(wrapper.module).__name__}), which are in no bucket "
+            "that a new process could take over",
+            "sparse=False can be recovered in place.",
+            no_rebuild=True,
         )
     if getattr(wrapper, "_delay_all_reduce_params", None):
         yield Matter(

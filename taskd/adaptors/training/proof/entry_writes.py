@@ -6,31 +6,16 @@ Rules:
 
 1. Events of the thread that trains count, from the entry into the function until its first commit. What is opened for
    appending or reading, and folders that are made, are harmless.
-2. Files of the interpreter's and of compilers' caches do not count.
-3. An audit hook cannot be taken off: it is there only in processes that prove something, and idle afterwards.
-4. Writers in C++, as torch.save's, raise no event and are not seen.
+2. Files of the interpreter's and of compilers' caches do not count, and writers in C++ are not seen (`file_events`).
 """
 
-import os
-import sys
 import threading
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from taskd.adaptors.groups.sites import script_line
+from taskd.runtime.worker.file_events import VERBS, WRITES, listen, stop_listening
 
-_VERBS: Final[Mapping[str, str]] = {
-    "os.remove": "removes",
-    "os.rmdir": "removes",
-    "shutil.rmtree": "removes",
-    "os.rename": "renames",
-    "os.truncate": "cuts",
-    "shutil.move": "moves",
-}
-_CACHES: Final = ("__pycache__", "torchinductor", "triton", "/dev/", "/proc/")
-_watched: "list[EntryWrites]" = []
-"""The one that is told of events, if there is one."""
-_hooked: list[bool] = []
+_HARMLESS: Final = (WRITES, VERBS["os.mkdir"])
 
 
 class EntryWrites:
@@ -46,33 +31,14 @@ class EntryWrites:
 
     def start(self) -> None:
         """The function is called."""
-        if not _hooked:
-            _hooked.append(True)
-            sys.addaudithook(_on_event)
-        _watched[:] = [self]
+        self.stop()
+        listen(self._note)
 
     def stop(self) -> None:
         """Its first step is committed, or it was left."""
-        _watched.clear()
+        stop_listening(self._note)
 
-    def note(self, event: str, args: tuple[Any, ...]) -> None:
-        """An event of this process."""
-        if self.found or threading.get_ident() != self._thread:
-            return
-        if event == "open":
-            path, _, flags = args
-            verb = "empties" if isinstance(flags, int) and flags & os.O_TRUNC else ""
-        else:
-            path, verb = args[0], _VERBS.get(event, "")
-        if not verb or not isinstance(path, str | bytes | os.PathLike):
-            return
-        name = os.fsdecode(path)
-        if any(cache in name for cache in _CACHES):
-            return
-        self.stop()  # to look for the line may raise events
-        self.found = f"{script_line()} {verb} {name} each time it is entered"
-
-
-def _on_event(event: str, args: tuple[Any, ...]) -> None:
-    if _watched and (event == "open" or event in _VERBS):
-        _watched[0].note(event, args)
+    def _note(self, verb: str, path: str) -> None:
+        if not self.found and verb not in _HARMLESS and threading.get_ident() == self._thread:
+            self.stop()  # to look for the line may raise events
+            self.found = f"{script_line()} {verb} {path} each time it is entered"

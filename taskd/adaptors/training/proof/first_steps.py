@@ -10,6 +10,7 @@ from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.state import TrainState
 from taskd.core.policy import SelfCheck
+from taskd.runtime.worker.set_up_files import noted_set_up_files
 
 R = TypeVar("R")
 
@@ -100,12 +101,17 @@ class CheckedFirstSteps(WatchedSteps):
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
         from taskd.adaptors.training.proof.looks import EarlyLooks
+        from taskd.adaptors.training.proof.set_up_writes import SetUpWrites
 
         super().__init__(runtime, recovery, watch_commit)
         self._looks = EarlyLooks(runtime.refusals, recovery, watch_commit)
+        files = noted_set_up_files()
+        self._writes = None if files is None else SetUpWrites(files, runtime.refusals.tell)
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
-        """Return the function that does one step twice."""
+        """Return the function that does one step twice. Tell what a new process's set-up would write again."""
+        if self._writes is not None:
+            self._writes.enter()
         return self._check.around(function)
 
     def committed(self) -> bool:
@@ -120,6 +126,8 @@ class CheckedFirstSteps(WatchedSteps):
 
     def close(self) -> None:
         """Neither prove nor watch anything any more."""
+        if self._writes is not None:
+            self._writes.close()
         self._check.cancel()
         super().close()
 

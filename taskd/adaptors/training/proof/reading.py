@@ -7,12 +7,13 @@ Rules:
 2. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
    printed, logged or saved is no finding. Nor is what the state, its step, or the loader's place makes right again.
 3. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone. What
-   matters at one step alone is a warning.
+   matters at one step alone, or beside the training, is a warning.
 4. Whatever fails in the reading is logged, and the training begins.
 """
 
 import logging
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import Sampler
@@ -30,6 +31,14 @@ _log = logging.getLogger(__name__)
 _MOST_TOLD: Final = 5
 
 
+class Weight(Enum):
+    """What a finding means for the job."""
+
+    REFUSED = "at a fault all processes start anew"
+    WARNED = "a single step is not exact: a warning"
+    TOLD = "the training is exact, and something beside it is not: a warning, which hinders no proof"
+
+
 class ReadFinding(NamedTuple):
     """One thing that is not exact after a recovery.
 
@@ -37,13 +46,13 @@ class ReadFinding(NamedTuple):
         line: `file:line` of the script.
         text: what was found there, and what a recovery makes of it.
         remedy: what to write in its place.
-        at_one_step: whether it matters at a single step alone, and is no reason to restart everybody at others.
+        weight: what it means for the job.
     """
 
     line: str
     text: str
     remedy: str
-    at_one_step: bool = False
+    weight: Weight = Weight.REFUSED
 
 
 def refuse_inexact(
@@ -66,9 +75,14 @@ def refuse_inexact(
     if len(findings) > len(told):
         last = told[-1]
         told[-1] = last._replace(text=f"{last.text} (and {len(findings) - len(told)} more)")
-    warned = [one for one in told if link.config.allows_inexact or one.at_one_step]
-    refusals.warn(*(f"{one.text}: not exact after a recovery. {one.remedy}" for one in warned))
-    refusals.add(*(Matter(one.text, one.remedy, no_rebuild=True) for one in told if one not in warned))
+    for one in told:
+        if one.weight is Weight.TOLD:
+            refusals.tell(f"{one.text}. {one.remedy}")
+        elif one.weight is Weight.WARNED or link.config.allows_inexact:
+            refusals.warn(f"{one.text}: not exact after a recovery. {one.remedy}")
+    if not link.config.allows_inexact:
+        refused = [one for one in told if one.weight is Weight.REFUSED]
+        refusals.add(*(Matter(one.text, one.remedy, no_rebuild=True) for one in refused))
 
 
 def read_function(
@@ -194,8 +208,29 @@ def _of_leaving(source: Taint, used: str) -> ReadFinding:
         source.place,
         f"{source.place} leaves its loop behind the commit: a recovery at that very step enters the loop again, and "
         "trains one batch more",
-        "Ask by state.step whether to go on, before a batch is used: in the loop's first line, or in front of it.",
-        at_one_step=True,
+        "Ask before a batch is used: if state.step >= LAST: break, where LAST is made of the epoch if it ends one.",
+        Weight.WARNED,
+    )
+
+
+def _of_handler(source: Taint, used: str) -> ReadFinding:
+    del used
+    return ReadFinding(
+        source.place,
+        f"{source.place} is reached at each recovery too: the error of the interrupted collective leaves the function "
+        "there, which is then called again",
+        "Do there nothing that must be done once alone.",
+        Weight.TOLD,
+    )
+
+
+def _of_look(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} asks for a batch of {source.loader!r} as an epoch begins: after a recovery at an epoch's end there is "
+        "none left, and it raises StopIteration",
+        f"Give it a default, next(iter({source.loader}), None), or look at a batch of another loader.",
+        Weight.WARNED,
     )
 
 
@@ -209,4 +244,6 @@ _WORDS: Final = {
     TaintKind.ZERO: _of_zero,
     TaintKind.CALLS: _of_calls,
     TaintKind.LEAVES: _of_leaving,
+    TaintKind.HANDLES: _of_handler,
+    TaintKind.EMPTY: _of_look,
 }

@@ -73,6 +73,10 @@ class Expressions:
         """The function that is being read."""
         return self.frames[-1]
 
+    def in_epochs(self) -> bool:
+        """Whether a loop over `state.epochs()` is being read."""
+        return any(loop.epochs for frame in self.frames for loop in frame.loops)
+
     def count_node(self) -> None:
         """One more has been read."""
         self._nodes += 1

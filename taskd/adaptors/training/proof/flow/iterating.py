@@ -77,6 +77,10 @@ class Iterating(Functions):
         if over.shape is None or not (over.shape.loader or over.shape.element):
             return combine([VARYING, *arguments])
         self.goes_over(over)
+        made_here = isinstance(node.args[0], ast.Call) and len(arguments) == 1
+        loop = self.frame.loops[-1] if self.frame.loops else None
+        if made_here and over.shape.loader and loop is not None and loop.nested and self.in_epochs():
+            self.find(Taint(TaintKind.EMPTY, "next", self.frame.place(node), over.shape.loader), node)
         return self.element(over)
 
     def _whole(self, _: ast.AST, arguments: list[Value], words: dict[str, Value]) -> Value:

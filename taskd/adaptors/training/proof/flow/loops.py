@@ -207,7 +207,7 @@ class Loops(Calls):
             value = env.names.get(name)
             if value is not None and value.head == name:
                 env.names[name] = value._replace(head="")
-        if not (passes and loop.commits and self._in_epochs()):
+        if not (passes and loop.commits and self.in_epochs()):
             return
         place = self.frame.place(loop.node)
         for name in loop.assigned:
@@ -218,9 +218,6 @@ class Loops(Calls):
                 env.names[name] = value._replace(behind=Taint(TaintKind.UNBOUND, name, place, passes))
             elif known.const in (0, ()) and known.const is not False and not known.taints:
                 env.names[name] = value._replace(zero=Taint(TaintKind.ZERO, name, place, passes))
-
-    def _in_epochs(self) -> bool:
-        return any(loop.epochs for frame in self.frames for loop in frame.loops)
 
 
 def _kept(root: Root) -> Root:

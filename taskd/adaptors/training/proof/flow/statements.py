@@ -145,6 +145,8 @@ class Statements(Loops):
             self.run_block(node.orelse)
         after: Env | None = frame.env
         for handler in node.handlers:
+            if _catches_collectives(handler) and _ends_the_training(handler) and self.commits(node):
+                self.find(Taint(TaintKind.HANDLES, "except", frame.place(handler)), handler)
             frame.env = None if broken is None else broken.copy()
             if handler.name:
                 self._bind_name(handler.name, PLAIN)
@@ -236,6 +238,19 @@ def _named(value: Value, name: str) -> Value:
         return value
     others = value.taints.difference(found)
     return value._replace(taints=others | {one._replace(name=name) for one in found})
+
+
+def _catches_collectives(handler: ast.ExceptHandler) -> bool:
+    """Whether it catches what torch raises of a collective that a fault has interrupted."""
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    names = ("Exception", "BaseException", "RuntimeError", "DistError", "DistBackendError")
+    return any(kind is None or getattr(kind, "attr", getattr(kind, "id", "")) in names for kind in kinds)
+
+
+def _ends_the_training(handler: ast.ExceptHandler) -> bool:
+    """Whether it does something as for the last time: it calls functions, and lets the error out, or returns."""
+    calls = any(isinstance(one, ast.Call) for statement in handler.body for one in inside(statement))
+    return calls and isinstance(handler.body[-1], ast.Raise | ast.Return)
 
 
 def _loaded(target: Any) -> Any:

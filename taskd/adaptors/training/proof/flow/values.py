@@ -31,6 +31,8 @@ class TaintKind(Enum):
     ZERO = "is zero if a pass is empty"
     CALLS = "counts calls"
     LEAVES = "leaves a loop behind a commit"
+    HANDLES = "handles errors of the training"
+    EMPTY = "asks for a batch that a pass may not have"
 
 
 class Taint(NamedTuple):

@@ -1,0 +1,121 @@
+"""What a new process of a rank would empty or make again as it runs the set-up: told in the first start.
+
+Rules:
+
+1. A file matters if the set-up has emptied it and the training writes to it: it is still open then, or is opened later.
+   A file that the set-up has written and closed is written again with the same content, and is not told of.
+2. A folder matters if its name is another one in each process: by time, by process, or by a count of what is there.
+3. Weights stay exact, and stock torchrun does the same at each restart: it is a warning, and no reason to restart.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from taskd.adaptors.groups.sites import innermost_line, users_files
+from taskd.runtime.worker.file_events import EMPTIES, WRITES, listen, stop_listening
+from taskd.runtime.worker.set_up_files import FileEvent, SetUpFiles
+
+_DAY_S: Final = 86400
+_MOST_BYTES: Final = 1 << 20
+
+
+class SetUpWrites:
+    """Those of one process.
+
+    Args:
+        files: what was noted in its set-up.
+        tell: is given one sentence for each finding.
+    """
+
+    def __init__(self, files: SetUpFiles, tell: Callable[[str], None]) -> None:
+        self._files, self._tell = files, tell
+        self._closed: dict[str, FileEvent] = {}
+
+    def enter(self) -> None:
+        """The training function is about to be entered."""
+        self._files.stop()
+        emptied, made = self._files.emptied.copy(), self._files.made.copy()
+        self._files.emptied.clear()
+        self._files.made.clear()
+        opened = _opened_for_writing() if emptied else set()
+        for path, event in emptied.items():
+            if os.path.realpath(path) in opened:
+                self._tell(_of_file(event))
+            else:
+                self._closed[path] = event
+        if self._closed:
+            listen(self._note)
+        texts = "".join(map(_text_of, users_files())) + " ".join(sys.argv) if made else ""
+        for event in made.values():
+            if is_another_each_time(event, texts):
+                self._tell(_of_folder(event))
+
+    def close(self) -> None:
+        """The training is over."""
+        stop_listening(self._note)
+
+    def _note(self, verb: str, path: str) -> None:
+        if verb in (EMPTIES, WRITES):
+            event = self._closed.pop(os.path.abspath(path), None)
+            if event is not None:
+                self._tell(_of_file(event))
+
+
+def is_another_each_time(event: FileEvent, texts: str) -> bool:
+    """Whether a folder's name has the time or the process in it, or was found as one that is not there yet.
+
+    `texts` are those of the script, its modules and its arguments: a name that stands there is always the same.
+    """
+    name = os.path.basename(event.path)
+    numbers = re.findall(r"\d+", name)
+    if not numbers or name in texts:
+        return False
+    by_process = str(os.getpid()) in numbers
+    by_seconds = any(abs(int(one) - event.unix_s) < _DAY_S for one in numbers if len(one) == 10)
+    return event.exclusive or by_process or by_seconds or _has_time_of_day(name, event.unix_s)
+
+
+def _has_time_of_day(name: str, unix_s: float) -> bool:
+    """Whether the name has that minute or the one before, and the day of the month."""
+    for then in (unix_s, unix_s - 60):
+        for at in (time.localtime(then), time.gmtime(then)):
+            minute = rf"{at.tm_hour:02}\D?{at.tm_min:02}"
+            if re.search(minute, name) and f"{at.tm_mday:02}" in re.sub(minute, " ", name, count=1):
+                return True
+    return False
+
+
+def _opened_for_writing() -> set[str]:
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError, ValueError, IndexError):
+            with open(f"/proc/self/fdinfo/{number}", encoding="ascii") as file:
+                flags = int(file.read().partition("flags:")[2].split()[0], 8)
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return found
+
+
+def _text_of(file: str) -> str:
+    with suppress(OSError), open(file, encoding="utf-8", errors="replace") as opened:
+        return opened.read(_MOST_BYTES)
+    return ""
+
+
+def _of_file(event: FileEvent) -> str:
+    return (
+        f"{innermost_line(event.frames)} empties {event.path} in the set-up, and the training writes to it: a new "
+        "process of this rank empties it again. Open it with 'a', or empty it where the job is started."
+    )
+
+
+def _of_folder(event: FileEvent) -> str:
+    return (
+        f"{innermost_line(event.frames)} makes the folder {event.path} in the set-up, by a name that is another one "
+        "each time: a new process of this rank goes on in another folder. Give the name on the command line."
+    )

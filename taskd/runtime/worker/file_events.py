@@ -1,0 +1,62 @@
+"""Audit events of Python's about files, in processes that check themselves: one hook, and whoever listens.
+
+Rules:
+
+1. An audit hook cannot be taken off. It is added when somebody listens for the first time, and is idle afterwards.
+2. Writers in C++, as torch.save's, raise no event and are not seen.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+VERBS: Final[Mapping[str, str]] = {
+    "os.remove": "removes",
+    "os.rmdir": "removes",
+    "shutil.rmtree": "removes",
+    "os.rename": "renames",
+    "os.truncate": "cuts",
+    "shutil.move": "moves",
+    "os.mkdir": "makes",
+}
+"""What an event does to its first argument."""
+EMPTIES: Final = "empties"
+WRITES: Final = "writes to"
+_CACHES: Final = ("__pycache__", "torchinductor", "triton", "/dev/", "/proc/")
+"""Files of the interpreter and of compilers."""
+Listener = Callable[[str, str], None]
+_listeners: list[Listener] = []
+_hooked: list[bool] = []
+
+
+def listen(listener: Listener) -> None:
+    """From now on call `listener(verb, path)` for each event, on the thread that raises it."""
+    if not _hooked:
+        _hooked.append(True)
+        sys.addaudithook(_on_event)
+    _listeners.append(listener)
+
+
+def stop_listening(listener: Listener) -> None:
+    """Call it no more."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+
+
+def _on_event(event: str, args: tuple[Any, ...]) -> None:
+    if not _listeners or (event != "open" and event not in VERBS):
+        return
+    verb = _of_open(args[2]) if event == "open" else VERBS[event]
+    if not verb or not isinstance(args[0], str | bytes | os.PathLike):
+        return
+    path = os.fsdecode(args[0])
+    if not any(cache in path for cache in _CACHES):
+        for listener in tuple(_listeners):
+            listener(verb, path)
+
+
+def _of_open(flags: Any) -> str:
+    if not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR):
+        return ""
+    return EMPTIES if flags & os.O_TRUNC else WRITES

@@ -1,0 +1,100 @@
+"""Training functions of which something is warned, or nearly: as scripts write them."""
+
+from tests.training.shapes import evaluate, learn, state
+
+
+def behind():
+    for _ in state.epochs(3):
+        for x, _ in state.loader:
+            learn(x, x)
+            state.commit()
+            if state.step % 5 == 0:
+                break
+
+
+def before():
+    for _ in state.epochs(3):
+        for x, _ in state.loader:
+            if state.step >= 5:
+                break
+            learn(x, x)
+            state.commit()
+
+
+def both():
+    while state.step < 5:
+        for x, _ in state.loader:
+            learn(x, x)
+            state.commit()
+            if state.step >= 5:
+                return
+
+
+def behind_an_epoch():
+    for _ in state.epochs(3):
+        for x, _ in state.loader:
+            learn(x, x)
+            state.commit()
+        if evaluate() < 0.1:
+            break
+
+
+def ends():
+    try:
+        for _ in range(state.step, 5):
+            state.commit()
+    except Exception as error:
+        print(error)
+        raise
+
+
+def only_raises():
+    try:
+        for _ in range(state.step, 5):
+            state.commit()
+    except RuntimeError as error:
+        raise ValueError from error
+
+
+def goes_on():
+    for _ in range(state.step, 5):
+        try:
+            state.commit()
+        except Exception as error:  # noqa: BLE001, PERF203 - as scripts do
+            print(error)
+
+
+def another_kind():
+    try:
+        for _ in range(state.step, 5):
+            state.commit()
+    except KeyboardInterrupt:
+        print("stopped by hand")
+        raise
+
+
+def elsewhere():
+    for _ in range(state.step, 5):
+        state.commit()
+    try:
+        evaluate()
+    except Exception:
+        print("no evaluation")
+        raise
+
+
+def looks():
+    for _ in state.epochs(3):
+        x, _ = next(iter(state.loader))
+        print(x)
+        for x, _ in state.loader:
+            learn(x, x)
+            state.commit()
+
+
+def looks_with_a_default():
+    for _ in state.epochs(3):
+        print(next(iter(state.loader), None))
+        for x, _ in state.loader:
+            learn(x, x)
+            state.commit()
