@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that went well, too")
     parser.add_argument("--known", metavar="DIR", type=Path, help="keep what stock torchrun makes of each script here")
     parser.add_argument("--self-check", action="store_true", help="with TASKD_SELF_CHECK=auto")
+    parser.add_argument("--walks-alone", action="store_true", help="the same with its walks alone: a mutation")
     parser.add_argument("--brief", action="store_true", help="leave the undisturbed runs under taskd out")
     args = parser.parse_args()
     scripts = chosen(args.only) if args.only else [script for script in SCRIPTS if bool(script.open) is args.open]
@@ -51,7 +52,9 @@ def main() -> int:
     os.nice(5)
     end_as_by_an_error()
     root = Path(tempfile.mkdtemp(prefix="taskd-scripts-"))
-    stage = Stage(root, known=args.known, brief=args.brief, keep=args.keep, checks_itself=args.self_check)
+    checks = {"TASKD_SELF_CHECK": "auto"} if args.self_check or args.walks_alone else {}
+    checks |= {"SCRIPT_WALKS_ALONE": "1"} if args.walks_alone else {}
+    stage = Stage(root, known=args.known, brief=args.brief, keep=args.keep, checks=checks)
     if args.random_kills:
         status, last = at_random(stage, scripts, args.random_kills, args.seed, as_json=args.json)
     else:

@@ -25,6 +25,12 @@ FOLDER = Path(os.environ.get("SCRIPT_FOLDER", "."))
 RANK = int(os.environ.get("RANK", "0"))
 
 
+if os.environ.get("SCRIPT_WALKS_ALONE") and "TASKD_PROCESS_ENABLE" in os.environ:
+    from tests.scripts.walks_alone import leave_walks_alone
+
+    leave_walks_alone()
+
+
 def _deadly() -> dict[tuple[str, int], int]:
     kills = (f"{kill}:".split(":")[:4] for kill in os.environ.get("SCRIPT_KILLS", "").split(",") if kill)
     return {(name, int(number)): int(delay_us) for rank, number, delay_us, name in kills if int(rank) == RANK}

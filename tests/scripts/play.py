@@ -14,10 +14,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.e2e.job import ROOT, command_of, no_outer_job
@@ -28,6 +29,7 @@ from tests.scripts.kills import Kill
 
 LIMIT_S = 150.0
 ORPHAN_S = 10.0
+NO_CHECKS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
@@ -74,15 +76,15 @@ def play(
     taskd: bool,
     kills: Sequence[Kill] = (),
     limit_s: float = LIMIT_S,
-    checks_itself: bool = False,
+    checks: Mapping[str, str] = NO_CHECKS,
 ) -> Run:
-    """Run a script once, with its files in `folder`, for at most so long."""
+    """Run a script once, with its files in `folder`, for at most so long; with `checks` in taskd's environment."""
     folder.mkdir(parents=True)
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
     run_dir = Path(tempfile.mkdtemp(prefix="taskd-"))  # for sockets its path must be short
     env = _environment(folder, kills, run_dir if taskd else None)
-    env |= {"TASKD_SELF_CHECK": "auto"} if taskd and checks_itself else {}
+    env |= dict(checks) if taskd else {}
     command = ["python", "-m", "torch.distributed.run", f"--nproc-per-node={script.ranks // script.nodes}"]
     command += [
         f"--max-restarts={script.restarts if taskd or kills else 0}",

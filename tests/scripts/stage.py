@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, REFUSED, RESTARTED, SILENT, Script
 from tests.scripts.judge import Judgement, difference, expected, judge, judge_calm, refused_at_once, restarted
 from tests.scripts.kills import NoPlaceError, draw
-from tests.scripts.play import Run, play, reread
+from tests.scripts.play import NO_CHECKS, Run, play, reread
 from tests.scripts.verdict import Verdict, verdict_of
 
 _STOCK_RUNS = 4
@@ -66,10 +67,10 @@ class Stage:
         known: Path | None = None,
         brief: bool = False,
         keep: bool = False,
-        checks_itself: bool = False,
+        checks: Mapping[str, str] = NO_CHECKS,
     ) -> None:
         self._root = root
-        self._checks_itself = checks_itself
+        self._checks = checks
         self._known = known
         self._brief = brief
         self._keep = keep
@@ -92,7 +93,7 @@ class Stage:
             planned = draw(reference.moments, kills, f"{script.name}-{seed}", () if anywhere else script.places)
         except (StockError, NoPlaceError) as error:
             return Outcome(script, Judgement(FAILED, str(error)), [], time.monotonic() - begun_s, False, self._root)
-        run = play(script, folder, taskd=True, kills=planned, checks_itself=self._checks_itself)
+        run = play(script, folder, taskd=True, kills=planned, checks=self._checks)
         judgement = judge(script, run, reference)
         if judgement.grade is SILENT and restarted(run):
             stock = play(script, folder.with_name(f"{folder.name}-stock"), taskd=False, kills=planned)
@@ -125,7 +126,7 @@ class Stage:
             wrong = None
             if not self._brief:
                 folder = self._root / f"{script.name}-calm"
-                calm = play(script, folder, taskd=True, checks_itself=self._checks_itself)
+                calm = play(script, folder, taskd=True, checks=self._checks)
                 wrong = judge_calm(calm, reference)
             self._undisturbed[script.name] = reference, wrong
         return self._undisturbed[script.name]
