@@ -123,7 +123,7 @@ def with_taskd(work: Work, args: argparse.Namespace) -> None:
         runtime = current()
         if runtime is None or not runtime.recorder.attached or runtime.link.config.position is None:
             raise SystemExit("this worker has no agent, no black box or no position file; nothing is measured")
-        Turn(5, work, state.commit)
+        Turn(args.first, work, state.commit)
         args.go.read_bytes()
         work.calibrate()
         found = compare(work, state.commit, args.pairs, args.steps)
@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the figures are written; the PID beside it")
     parser.add_argument("--pairs", type=int, required=True, help="of turns")
     parser.add_argument("--steps", type=int, required=True, help="of a turn")
+    parser.add_argument("--first", type=int, default=5, help="steps before anything is measured (default 5)")
     parser.add_argument("--plain", action="store_true", help="train without taskd; compare nothing")
     args = parser.parse_args()
     args.out.with_suffix(".pid").write_text(str(os.getpid()))
