@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from taskd.adaptors.trainers.titan.own import TitanShared
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
@@ -98,6 +99,17 @@ def test_what_has_no_tensors_and_moves_behind_the_commit_is_right_as_it_is() -> 
         move(state)
     state._recovery.rollback()
     assert state._recovery.parts.all["part"].seen == 2 * STEPS
+
+
+def test_parts_of_taskds_own_are_left_alone() -> None:
+    """A trainer's part has what there was at the last commit, and so stands whenever a fault comes."""
+    state = with_part(lambda _: TitanShared())
+    for number in range(STEPS):
+        step(state)
+        state._recovery.parts.all["part"].tokens = number
+        state.commit()
+    step(state)
+    assert state._recovery.condition() is Condition.STEPPED
 
 
 @pytest.mark.parametrize("more", [{"words": "x" * 5000}, {"object": object()}, {"many": list(range(100_000))}])

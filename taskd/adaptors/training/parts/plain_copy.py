@@ -4,7 +4,8 @@ Rules:
 
 1. It has the part's `state_dict()`, and the hyperparameters of the optimizers that the part holds: a scheduler may keep
    nothing of its own but constants.
-2. A part that is large, or has anything but numbers and texts, has no copy from then on, and nothing is known of it.
+2. taskd's own parts, which trainers' states have, keep what there was at the last commit by themselves.
+3. A part that is large, or has anything but numbers and texts, has no copy from then on, and nothing is known of it.
 """
 
 from typing import Any, Final
@@ -31,7 +32,8 @@ class PlainCopy:
         self._optimizers = [one for one in values if isinstance(one, torch.optim.Optimizer)]
         self._content = b""
         methods = (getattr(part, "state_dict", None), getattr(part, "load_state_dict", None))
-        self.known = all(map(callable, methods)) and not isinstance(part, torch.amp.GradScaler)
+        others = isinstance(part, torch.amp.GradScaler) or type(part).__module__.startswith("taskd.")
+        self.known = all(map(callable, methods)) and not others
 
     def take(self) -> bool:
         """Copy what is there now; return whether that differs from the copy before."""
