@@ -25,9 +25,9 @@ case "$*" in
 esac
 echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
-simulated=(tests/{cli,clusters,config,core,examples,sim,trainers,training})
-compared=(tests/{scripts,seams,torchrun})
-jobs=(tests/{actors,api,bare,harness,sharded} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
+simulated=(tests/{clusters,config,core,examples,sim,trainers,training})
+compared=(tests/{cli,scripts,seams,torchrun})
+jobs=(tests/{actors,api,bare,ends,groups,harness,sharded} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &

@@ -252,6 +252,13 @@ def test_a_run_without_a_state_or_without_steps_is_told_what_is_missing() -> Non
     assert of_undisturbed(UNDISTURBED, "") is None
 
 
+def test_a_script_with_a_trainers_door_is_known_as_adapted() -> None:
+    missing = {"k": "missing", "step": 0, "door": "taskd.hf", "kinds": {"model": "model"}, "line": "/w/train.py:9"}
+    verdict = of_undisturbed(ran([missing], [missing]), "")
+    assert verdict is not None
+    assert (verdict.outcome, verdict.headline) == (Outcome.UNKNOWN, "it trains with taskd.hf")
+
+
 def test_what_stands_behind_the_commit_explains_only_a_state_that_is_otherwise() -> None:
     text = "/w/train.py:40 was interrupted between the commit of step 3 and the next step's forward pass. What stands …"
     told = {"k": "told", "text": text}

@@ -1,11 +1,22 @@
 """What a script without a `TrainState` trains with, under its own names: what it would give to one."""
 
+import sys
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from taskd.adaptors.rehearsal.variables import script_frames
+
+_TRAINERS: Final = tuple(
+    f"taskd.{name}" for name in ("hf", "lightning", "accelerate", "titan", "deepspeed", "megatron", "ray")
+)
+"""Public modules by which a trainer's training is protected. Outside of a job of taskd's they make no state."""
+
+
+def trainers_door() -> str:
+    """The name of the first of them that this process has imported; "" for none."""
+    return next((name for name in _TRAINERS if name in sys.modules), "")
 
 
 def trains_with(frame: FrameType) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from taskd.adaptors.groups.sites import innermost, is_users, script_line
 from taskd.adaptors.rehearsal import output
 from taskd.adaptors.rehearsal.deaths import Deaths
 from taskd.adaptors.rehearsal.linewatch import LineWatch
-from taskd.adaptors.rehearsal.missing import trains_with
+from taskd.adaptors.rehearsal.missing import trainers_door, trains_with
 from taskd.adaptors.rehearsal.shorter import shorten
 from taskd.adaptors.rehearsal.variables import look_up, script_frames, variables
 from taskd.adaptors.training.fingerprints import Fingerprint, of_batch, of_part, of_random_numbers
@@ -130,7 +130,7 @@ class TrainingObserver:
         self._optimizer_steps += 1
         if self._optimizer_steps == _ENOUGH:
             frame = next(script_frames(sys._getframe(1)), None)
-            self.note("missing", **({} if frame is None else trains_with(frame)))
+            self.note("missing", door=trainers_door(), **({} if frame is None else trains_with(frame)))
             self._wait()
 
     def steps(self) -> None:

@@ -85,6 +85,10 @@ def of_undisturbed(run: Run, error: str) -> Verdict | None:
     if died is not None and died.get("taskd") == "True":
         return Verdict(Outcome.INEXACT, "it is refused as it stands", (ScriptFinding(died["line"], died["text"]),))
     missing = next((record.facts.missing for record in run.values() if record.facts.missing), None)
+    if missing is not None and missing.get("door"):
+        text = f"{missing['door']} makes its training state in a job of taskd's alone: steps cannot be compared here"
+        mend = "Let it run once with a rank killed by hand; the page of the library says what is exact (docs/trainers)."
+        return Verdict(Outcome.UNKNOWN, f"it trains with {missing['door']}", (ScriptFinding("", text, mend),))
     if missing is not None and not any(record.facts.made for record in run.values()):
         return Verdict(
             Outcome.INEXACT, "it does not use taskd: after a fault all processes start anew", three_lines(missing)
