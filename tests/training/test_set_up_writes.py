@@ -70,6 +70,9 @@ HARMLESS: dict[str, Callable[[Path], object]] = {
     "a settings file": lambda folder: (folder / "settings.json").write_text("{}"),
     "appended": lambda folder: kept.append((folder / "log").open("a")),
     "read": lambda folder: kept.append(FILE.open()),
+    "events of TensorBoard's": lambda folder: kept.append(
+        (folder / f"events.out.tfevents.{int(time.time())}.host.{os.getpid()}.0").open("wb")
+    ),
     "a fixed folder": lambda folder: (folder / "checkpoints").mkdir(),
     "a folder that may be there": lambda folder: os.makedirs(folder / "run7", exist_ok=True),
     "a folder that stands in the script": lambda folder: (folder / "gpt2-124M").mkdir(),

@@ -11,6 +11,16 @@ from torch._C import _distributed_c10d as native
 from torch.distributed import distributed_c10d as c10d
 
 
+def default_store() -> dist.Store:
+    """Return the store of the default group.
+
+    Raises:
+        ValueError: there is no default group.
+    """
+    store: dist.Store = c10d._world.pg_map[c10d._get_default_group()][1]
+    return store
+
+
 def enter(group: dist.ProcessGroup, name: str, backend: str, tag: str | None, store: Any) -> None:
     """Enter a group that torch has not made itself, under its name in the C++ registry too.
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.copies.copy_file import CopyFile, CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder, Incoming
 from taskd.adaptors.training.copies.ring import CONNECT_S, Member, Neighbours
@@ -381,7 +382,7 @@ def _endpoint() -> tuple[str, int, Store]:
     """Where the present world's store listens, or the store itself if it does not."""
     if not c10d.is_initialized():
         return "", 0, HashStore()
-    store = inner = c10d._world.pg_map[c10d._get_default_group()][1]
+    store = inner = default_store()
     while isinstance(inner, PrefixStore):
         inner = inner.underlying_store
     if isinstance(inner, TCPStore):

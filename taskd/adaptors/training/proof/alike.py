@@ -24,8 +24,8 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
+from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.fingerprints import of_random_numbers
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.step_digests import hyperparameters
@@ -127,7 +127,7 @@ class AlikeRanks:
             name = f"{self._prefix()}/{self._recovery.step}"
             kinds = dict(_kinds(self._recovery.parts))
             for key in ("", *map("/".join, kinds.items())):
-                _store().add(f"{name}/{key}", 1)
+                default_store().add(f"{name}/{key}", 1)
         except Exception:  # no training ends by being looked at
             logger.info("the ranks could not be compared", exc_info=True)
             return
@@ -135,10 +135,10 @@ class AlikeRanks:
 
     def _judge(self, moments: set[CountMoment], name: str, kinds: dict[str, str]) -> None:
         try:
-            world_size = dist.get_world_size()
-            if _store().add(f"{name}/", 0) != world_size:
+            store, world_size = default_store(), dist.get_world_size()
+            if store.add(f"{name}/", 0) != world_size:
                 return  # not all ranks have come to this moment at this step
-            alike = {kind for kind, text in kinds.items() if _store().add(f"{name}/{kind}/{text}", 0) == world_size}
+            alike = {kind for kind, text in kinds.items() if store.add(f"{name}/{kind}/{text}", 0) == world_size}
         except Exception:
             logger.info("the ranks could not be compared", exc_info=True)
             return
@@ -149,11 +149,6 @@ class AlikeRanks:
             elif known is not None and (lost := sorted(known - alike)):
                 self._differs(f"{lost[0]}: alike on all ranks behind {moment.value} before a fault, and not after it")
                 return
-
-
-def _store() -> dist.Store:
-    store: dist.Store = c10d._world.pg_map[c10d._get_default_group()][1]
-    return store
 
 
 def _kinds(parts: Parts) -> Iterator[tuple[str, str]]:

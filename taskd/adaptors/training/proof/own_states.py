@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
+from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.walk import sample
@@ -37,9 +37,7 @@ def differing(parts: Parts, key: str) -> list[str]:
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return []
-    return compare(
-        parts, dist.PrefixStore(f"taskd/proof/{key}", c10d._world.pg_map[c10d._get_default_group()][1]), dist.get_rank()
-    )
+    return compare(parts, dist.PrefixStore(f"taskd/proof/{key}", default_store()), dist.get_rank())
 
 
 def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
+from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.proof.agreement import Agreement
 from taskd.adaptors.training.proof.anew import start_anew
@@ -97,9 +97,8 @@ class SelfCheckRun:
             return
         if config.generation or self._recovery.commits or self._recovery.by_trainer:
             return
-        store = c10d._world.pg_map[c10d._get_default_group()][1]
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
-        agreement = Agreement(store, prefix, dist.get_rank(), world_size, self._waiting)
+        agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
         self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
 
     def _hindered(self) -> str:

@@ -3,7 +3,8 @@
 Rules:
 
 1. A file matters if the set-up has emptied it and the training writes to it: it is still open then, or is opened later.
-   A file that the set-up has written and closed is written again with the same content, and is not told of.
+   A file that the set-up has written and closed is written again with the same content, and is not told of. Nor is one
+   with the time or the process in its path: a new process opens another.
 2. A folder matters if its name is another one in each process: by time, by process, or by a count of what is there.
 3. Weights stay exact, and stock torchrun does the same at each restart: it is a warning, and no reason to restart.
 """
@@ -21,6 +22,8 @@ from taskd.runtime.worker.file_events import EMPTIES, WRITES, listen, stop_liste
 from taskd.runtime.worker.set_up_files import FileEvent, SetUpFiles
 
 _DAY_S: Final = 86400
+_DIGITS: Final = 10
+"""Of the seconds since 1970."""
 _MOST_BYTES: Final = 1 << 20
 
 
@@ -44,6 +47,8 @@ class SetUpWrites:
         self._files.made.clear()
         opened = _opened_for_writing() if emptied else set()
         for path, event in emptied.items():
+            if any(_is_of_process(name, event.unix_s) for name in path.split("/")):
+                continue
             if os.path.realpath(path) in opened:
                 self._tell(_of_file(event))
             else:
@@ -72,12 +77,16 @@ def is_another_each_time(event: FileEvent, texts: str) -> bool:
     `texts` are those of the script, its modules and its arguments: a name that stands there is always the same.
     """
     name = os.path.basename(event.path)
-    numbers = re.findall(r"\d+", name)
-    if not numbers or name in texts:
+    if not re.search(r"\d", name) or name in texts:
         return False
-    by_process = str(os.getpid()) in numbers
-    by_seconds = any(abs(int(one) - event.unix_s) < _DAY_S for one in numbers if len(one) == 10)
-    return event.exclusive or by_process or by_seconds or _has_time_of_day(name, event.unix_s)
+    return event.exclusive or _is_of_process(name, event.unix_s)
+
+
+def _is_of_process(name: str, unix_s: float) -> bool:
+    """Whether a name was made from the process's number, or from the time."""
+    numbers = re.findall(r"\d+", name)
+    by_seconds = any(abs(int(one) - unix_s) < _DAY_S for one in numbers if len(one) == _DIGITS)
+    return str(os.getpid()) in numbers or by_seconds or _has_time_of_day(name, unix_s)
 
 
 def _has_time_of_day(name: str, unix_s: float) -> bool:

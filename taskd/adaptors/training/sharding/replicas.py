@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
 from msgspec.structs import replace
-from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.rows import MeshRows
+from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.shards import digest_of, name_of, rows_of
@@ -115,7 +115,7 @@ def _expect_same(stated: str, found: str, world: str) -> None:
     """Compare with what the first rank has that stated this set: by the store, in which nobody waits for another."""
     if not dist.is_initialized():
         return
-    store = c10d._world.pg_map[c10d._get_default_group()][1]
+    store = default_store()
     said = found or "all of the state"
     try:
         first = store.compare_set(f"taskd-replica-sets/{world}/{stated}", "", said).decode()
