@@ -334,3 +334,29 @@ def closure():
 
             optimizer.step(closure)
             state.commit()
+
+
+@finds("group['lr']")
+def decays_each_epoch():
+    for epoch in state.epochs(EPOCHS):
+        if epoch in (1, 2):
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.1
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+
+
+def anneal(module):
+    for one in module.modules():
+        if hasattr(one, "rate"):
+            one.rate = one.rate * 0.6
+
+
+@finds("one.rate")
+def anneals_each_epoch():
+    for _ in state.epochs(EPOCHS):
+        anneal(model)
+        for x, y in loader:
+            learn(x, y)
+            state.commit()

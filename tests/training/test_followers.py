@@ -171,10 +171,15 @@ def test_an_average_that_moves_behind_the_commit_is_right_as_it_is(caplog: pytes
 
 
 class Contrast(nn.Module):
-    """As MoCo: an encoder that no optimizer trains follows the other one within the forward pass."""
+    """As MoCo: an encoder that no optimizer trains follows the other one within the forward pass.
 
-    def __init__(self) -> None:
+    Args:
+        how: in place, through `.data`, or with other memory in `.data`, as the official program does.
+    """
+
+    def __init__(self, how: str = "in place") -> None:
         super().__init__()
+        self.how = how
         self.query, self.key, self.frozen = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
         for parameter in (*self.key.parameters(), *self.frozen.parameters()):
             parameter.requires_grad = False
@@ -182,15 +187,19 @@ class Contrast(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             for mine, theirs in zip(self.key.parameters(), self.query.parameters(), strict=True):
-                mine.mul_(0.9).add_(theirs, alpha=0.1)
+                if self.how == "other memory":
+                    mine.data = mine.data * 0.9 + theirs.data * 0.1
+                else:
+                    (mine.data if self.how == "data" else mine).mul_(0.9).add_(theirs, alpha=0.1)
         return self.query(x) - self.key(self.frozen(x))
 
 
+@pytest.mark.parametrize("how", ["in place", "data", "other memory"])
 @pytest.mark.parametrize("commits", [0, 1, 6])
-def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int) -> None:
+def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int, how: str) -> None:
     """From the second step on; before that nobody knows what changes."""
     torch.manual_seed(0)
-    model = Contrast()
+    model = Contrast(how)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
     state._recovery.begin(JobRank(0))
     for _ in range(commits):

@@ -138,6 +138,28 @@ def test_a_counter_on_the_function_and_a_global_one_and_one_in_a_table() -> None
     assert {text.partition(" ")[0] for text in one.found(train)} == {"counter", "train.calls", "TABLE['seen']"}
 
 
+def test_weights_of_losses_in_a_table_that_is_set_by_a_variable_key() -> None:
+    one = Training()
+    weights = {"left": 1.0, "right": 1.0}
+
+    def reweigh(loss: torch.Tensor) -> None:
+        for name in weights:  # noqa: PLC0206 - as scripts do
+            weights[name] = 0.8 * weights[name] + 0.2 * loss.item()
+
+    def train() -> None:
+        while one.state.step < 4:
+            made = one.network(torch.randn(8, 4))
+            loss = weights["left"] * made[:, 0].square().mean() + weights["right"] * made[:, 1].square().mean()
+            loss.backward()
+            one.optimizer.step()
+            reweigh(loss)
+            one.state.commit()
+
+    found = one.found(train)
+    assert {text.partition(" ")[0] for text in found} == {"weights['left']", "weights['right']"}
+    assert all(line_in(reweigh, 2) in text for text in found)
+
+
 def test_early_stopping_that_ends_the_loop() -> None:
     one = Training()
     stopper = Stopper(100)

@@ -4,20 +4,26 @@ Rules:
 
 1. Buffers (BatchNorm's statistics) are copied before the first forward pass after a commit, and put back.
 2. A parameter that no optimizer trains may change in the forward pass too: a key encoder that follows the other one
-   (MoCo). Which do is seen from their versions in the first steps; from then on those are copied with the buffers.
+   (MoCo). Which do is seen in the first steps, from their versions, their memory and some of their elements: one that
+   is changed through `.data`, or given other memory there, has no new version. From then on those are copied with the
+   buffers.
 3. So may other attributes (see `plain`): they are put down and put back at the same moments.
 4. In a step in which one has changed for the first time nothing can be put back. Nor, ever, where the forward pass runs
    inside the optimizer's step (closures): what follows the optimizer is not told from what precedes it there.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from taskd.adaptors.training.parts.plain import Plain
 
-_STEPS = 3
+_STEPS: Final = 3
 """In so many it is found out which parameters change."""
+_ELEMENTS: Final = 64
+_Mark = tuple[int, int, torch.Tensor]
+"""Version, address and first elements of a parameter."""
 
 
 class Buffers:
@@ -38,7 +44,7 @@ class Buffers:
         self._saved: list[torch.Tensor] = []
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         self._watched = [p for module in modules for p in module.parameters() if id(p) not in trained]
-        self._versions: list[int] = []
+        self._marks: list[_Mark] = []
         self._movers: list[torch.Tensor] = []
         self._grown = False
         self._steps_left = _STEPS
@@ -107,18 +113,31 @@ class Buffers:
         self.touched = False
 
     def _watch(self) -> None:
-        versions = [parameter._version for parameter in self._watched]
-        self._quiet = self._quiet + 1 if versions == self._versions else 0
+        marks = [_marked(parameter) for parameter in self._watched]
+        same = len(marks) == len(self._marks) and all(map(_is_same, marks, self._marks))
+        self._quiet = self._quiet + 1 if same else 0
         if self._quiet == _STEPS:
-            self._watched, versions = [], []
-        self._versions = versions
+            self._watched, marks = [], []
+        self._marks = marks
 
     def _changed(self) -> list[torch.Tensor]:
         """Which of the watched parameters have changed since they were looked at, and are not saved."""
-        pairs = zip(self._watched, self._versions, strict=True)
-        return [
-            parameter for parameter, version in pairs if parameter._version != version and not self.covers(parameter)
-        ]
+        pairs = zip(self._watched, self._marks, strict=True)
+        others = [(parameter, mark) for parameter, mark in pairs if not self.covers(parameter)]
+        return [parameter for parameter, mark in others if not _is_same(_marked(parameter), mark)]
 
     def _all(self) -> list[torch.Tensor]:
         return [*(buffer for module in self._modules for buffer in module.buffers()), *self._movers]
+
+
+def _marked(parameter: torch.Tensor) -> _Mark:
+    own = parameter.detach()
+    own = own.to_local() if hasattr(own, "to_local") else own
+    if own.layout is not torch.strided or own.device.type == "meta":
+        return parameter._version, 0, torch.empty(0)
+    elements = own.as_strided((min(own.numel(), _ELEMENTS),), (1,), own.storage_offset())
+    return parameter._version, own.data_ptr(), elements.clone()
+
+
+def _is_same(one: _Mark, other: _Mark) -> bool:
+    return one[:2] == other[:2] and torch.equal(one[2], other[2])

@@ -25,6 +25,7 @@ from taskd.adaptors.training.proof.influence import (
     is_read,
     is_seeded,
     mixed_at,
+    plain_path,
 )
 from taskd.adaptors.training.proof.roots import Entered, Held, variables_of
 from taskd.adaptors.training.proof.walk import SeenKind, SeenValue, is_scripts
@@ -120,8 +121,11 @@ class Judge:
 
     def _number(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
-        line = carried_at(one.name, texts)
-        if not line or follows_step(one.name, texts):
+        names = [one.name]
+        if one.owned_by in (dict, list):  # its item may be set by a key that is a variable
+            names.append(plain_path(one.owner).rpartition(".")[2])
+        line = next(filter(None, (carried_at(name, texts) for name in names)), "")
+        if not line or any(follows_step(name, texts) for name in names):
             return []
         own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
         methods = [text[0] for text in own if text[0] and is_read(one.name, [text])]

@@ -234,6 +234,15 @@ def _of_look(source: Taint, used: str) -> ReadFinding:
     )
 
 
+def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
+    del used
+    return ReadFinding(
+        source.place,
+        f"{source.place} makes {source.name!r} from itself once an epoch: a recovery within that epoch does it again",
+        "Make it from the epoch: BASE * FACTOR ** epoch.",
+    )
+
+
 _WORDS: Final = {
     TaintKind.INDEX: _of_index,
     TaintKind.CUT: _of_cut,
@@ -246,4 +255,5 @@ _WORDS: Final = {
     TaintKind.LEAVES: _of_leaving,
     TaintKind.HANDLES: _of_handler,
     TaintKind.EMPTY: _of_look,
+    TaintKind.AGAIN: _of_epochs_change,
 }

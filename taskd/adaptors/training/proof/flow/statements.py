@@ -82,6 +82,8 @@ class Statements(Loops):
     def _assign(self, node: ast.Assign) -> None:
         value = self.read(node.value)
         for target in node.targets:
+            if isinstance(target, ast.Attribute | ast.Subscript) and _is_within(target, node.value):
+                self._changes_from_itself(target, node)
             self.bind(target, value)
 
     def _annotated(self, node: ast.AnnAssign) -> None:
@@ -94,7 +96,15 @@ class Statements(Loops):
         if isinstance(node.target, ast.Name):
             self.bind(node.target, combine([known, value]))
         else:
+            self._changes_from_itself(node.target, node)
             self._bind_part(node.target, combine([known, value]))
+
+    def _changes_from_itself(self, target: ast.Attribute | ast.Subscript, node: ast.stmt) -> None:
+        """Something of a part: once an epoch, and once more if a recovery begins in the middle of that."""
+        steps = any(loop.commits and not loop.nested for frame in self.frames for loop in frame.loops)
+        begins = all(frame.env is None or not frame.env.committed for frame in self.frames)
+        if begins and self.in_epochs() and not steps and self.read(target.value).part:
+            self.find(Taint(TaintKind.AGAIN, ast.unparse(target), self.frame.place(node)), node)
 
     def _delete(self, node: ast.Delete) -> None:
         env = self.frame.env
@@ -251,6 +261,11 @@ def _ends_the_training(handler: ast.ExceptHandler) -> bool:
     """Whether it does something as for the last time: it calls functions, and lets the error out, or returns."""
     calls = any(isinstance(one, ast.Call) for statement in handler.body for one in inside(statement))
     return calls and isinstance(handler.body[-1], ast.Raise | ast.Return)
+
+
+def _is_within(target: ast.expr, value: ast.expr) -> bool:
+    wanted = ast.unparse(target)
+    return any(isinstance(one, type(target)) and ast.unparse(one) == wanted for one in ast.walk(value))
 
 
 def _loaded(target: Any) -> Any:
