@@ -14,7 +14,7 @@ class Shape:
     """An instance of a shape, by its name in `programs`.
 
     Args:
-        number: number of the shape in the issue's list. A shape may have several scripts.
+        number: number of the shape in the issue's list; 0: it was found later. A shape may have several scripts.
         name: name of the script.
         why: what is hard about it.
         places: where its kills strike.
@@ -178,6 +178,26 @@ SHAPES = (
     Shape(29, "edited_module", "a newcomer reads another text", (Place("backward", 20),), open="A.3"),
     Shape(30, "worker_killed", "a worker of a loader dies, and no rank", (Place("workers", 17),)),
     Shape(31, "sparse_embedding", "sparse gradients", (Place("backward", 12),), allowed=_NAMED),
+    Shape(
+        0,
+        "moco",
+        "a key encoder gets other memory in its .data in each forward pass",
+        (Place("queued", 12), Place("stepped", 25)),
+    ),
+    Shape(
+        0,
+        "loss_weights",
+        "weights of losses in a table of the script's",
+        (Place("backward", 20), Place("weighted", 30)),
+        open="A.1",
+    ),
+    Shape(
+        0,
+        "stochastic_depth",
+        "an attribute is made from itself as each epoch begins",
+        (Place("backward", 31), Place("committed", 40)),
+        open="A.8",
+    ),
     Shape(
         33, "logged_exceptions", "the script logs what leads it out of its loop", (Place("backward", 15),), open="A.8"
     ),

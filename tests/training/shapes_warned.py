@@ -1,6 +1,13 @@
 """Training functions of which something is warned, or nearly: as scripts write them."""
 
+import torch
+
+from taskd.adaptors.training.state import TrainState
 from tests.training.shapes import evaluate, learn, state
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+bare = TrainState(model=model, optimizer=optimizer)
 
 
 def behind():
@@ -98,3 +105,27 @@ def looks_with_a_default():
         for x, _ in state.loader:
             learn(x, x)
             state.commit()
+
+
+def goes_through_all_again():
+    done, seen = bare.step, 0
+    for epoch in range(3):
+        for number in range(5):
+            seen += 1
+            if seen <= done:
+                continue
+            step_of(epoch * 5 + number)
+            bare.commit()
+
+
+def begins_anew():
+    for epoch in range(3):
+        for number in range(5):
+            step_of(epoch * 5 + number)
+            bare.commit()
+
+
+def step_of(number):
+    optimizer.zero_grad()
+    (model(torch.ones(1, 1)) * number).sum().backward()
+    optimizer.step()

@@ -81,6 +81,11 @@ def test_a_look_at_a_batch_as_an_epoch_begins(how: str, found: bool) -> None:
     assert [one.weight for one in findings] == [Weight.WARNED] * found
 
 
+@pytest.mark.parametrize(("how", "found"), [("goes_through_all_again", False), ("begins_anew", True)])
+def test_a_script_that_goes_through_all_again_and_leaves_out_what_was_done(how: str, found: bool) -> None:
+    assert bool(read_function(getattr(shapes_warned, how), NOTHING, shapes_warned.bare)) is found
+
+
 def test_what_has_no_text_is_not_judged() -> None:
     names: dict[str, Any] = {"state": state}
     exec("def train():\n    for i, x in enumerate(state.loader):\n        state.commit()", names)
@@ -177,6 +182,7 @@ PROGRAMS = [
 EXPECTED = {
     *("batch_ahead", "counting_wrapper", "enumerate_accumulate", "enumerate_break", "enumerate_critic"),
     *("enumerate_rate", "leftover_batch", "logged_exceptions", "look_at_batch", "loss_behind_loop", "prefetcher"),
+    "stochastic_depth",
 }
 """Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}

@@ -133,8 +133,8 @@ class Buffers:
 def _marked(parameter: torch.Tensor) -> _Mark:
     own = parameter.detach()
     own = own.to_local() if hasattr(own, "to_local") else own
-    if own.layout is not torch.strided or own.device.type == "meta":
-        return parameter._version, 0, torch.empty(0)
+    if type(own) is not torch.Tensor or own.layout is not torch.strided or own.device.type == "meta":
+        return parameter._version, 0, torch.empty(0)  # a library's own kind of tensor, such as a quantized one
     elements = own.as_strided((min(own.numel(), _ELEMENTS),), (1,), own.storage_offset())
     return parameter._version, own.data_ptr(), elements.clone()
 

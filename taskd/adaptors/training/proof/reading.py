@@ -113,6 +113,8 @@ def _as_findings(reader: Statements) -> list[ReadFinding]:
     for source, (place, text) in reader.findings.items():
         if source.kind is TaintKind.LEAVES and reader.asks_first:
             continue
+        if _is_gone_through_again(source, reader):
+            continue
         if (source.kind, source.place) in right or (source.kind is TaintKind.CARRIED and source.name in counts):
             continue
         used = f"{place} ({text})" if text else place
@@ -120,6 +122,12 @@ def _as_findings(reader: Statements) -> list[ReadFinding]:
     named = {one.line for (name, kind), one in found.items() if kind == TaintKind.BEGINS.name and name != "range"}
     told = [one for (name, _), one in found.items() if name != "range" or one.line not in named]
     return sorted(told, key=lambda one: _by_line(one.line))
+
+
+def _is_gone_through_again(source: Taint, reader: Statements) -> bool:
+    """Whether the script goes through all from its beginning, and leaves out what was done by a count of its own."""
+    counts = source.kind is TaintKind.CARRIED and source.name in reader.skips
+    return bool(reader.skips) and not reader.loaders and (counts or source.kind is TaintKind.BEGINS)
 
 
 def _by_line(place: str) -> tuple[str, int]:

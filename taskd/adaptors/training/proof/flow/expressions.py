@@ -64,6 +64,7 @@ class Expressions:
         self.control: Taints = NONE
         self.anchored = False
         self.asks_first = self.timed = False
+        self.skips: set[str] = set()
         self._guards: list[frozenset[str]] = []
         self._nodes = 0
         self.aligned = AlignedCounts()

@@ -138,12 +138,19 @@ class Statements(Loops):
         test = self.read(node.test)
         frame, before = self.frame, self.frame.env
         assert before is not None
+        if _goes_on(node.body) and not before.committed and self._has_step(node.test):
+            self.skips |= names_in(node.test)
         with self.under(test, names_in(node.test)):
             frame.env = before.copy()
             self.run_block(node.body)
             after, frame.env = frame.env, before
             self.run_block(node.orelse)
         frame.env = join(after, frame.env)
+
+    def _has_step(self, test: ast.expr) -> bool:
+        """Whether something in it is made from the state's step."""
+        places = (one for one in ast.walk(test) if isinstance(one, ast.Name | ast.Attribute))
+        return any(self.read(one).root is Root.STEP for one in places)
 
     def _try(self, node: Any) -> None:
         frame = self.frame
@@ -261,6 +268,10 @@ def _ends_the_training(handler: ast.ExceptHandler) -> bool:
     """Whether it does something as for the last time: it calls functions, and lets the error out, or returns."""
     calls = any(isinstance(one, ast.Call) for statement in handler.body for one in inside(statement))
     return calls and isinstance(handler.body[-1], ast.Raise | ast.Return)
+
+
+def _goes_on(block: list[ast.stmt]) -> bool:
+    return isinstance(block[-1], ast.Continue)
 
 
 def _is_within(target: ast.expr, value: ast.expr) -> bool:
