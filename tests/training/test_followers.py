@@ -216,6 +216,20 @@ def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int, how: s
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+def test_a_fault_in_the_step_in_which_the_search_for_what_moves_ends() -> None:
+    """Its first optimizer is about to step: what moves is known by now, and can be put back."""
+    torch.manual_seed(0)
+    model = Contrast()
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
+    state._recovery.begin(JobRank(0))
+    seen = []
+    state.optimizer.register_step_pre_hook(lambda *_: seen.append(state._recovery.why_not_again()))
+    for _ in range(5):
+        step(state)
+        state.commit()
+    assert [bool(why) for why in seen] == [True, False, False, False, False]
+
+
 class Quantized(torch.Tensor):
     """A library's own kind of tensor, which lets nobody look at its elements."""
 

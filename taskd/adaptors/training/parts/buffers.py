@@ -87,7 +87,7 @@ class Buffers:
             self._grown = self._grown or bool(found)
             self._steps_left -= 1
             if not self._steps_left:
-                self._watched = []
+                self._watched, self._marks = [], []
 
     def covers(self, tensor: torch.Tensor) -> bool:
         """Whether this tensor is put back."""
