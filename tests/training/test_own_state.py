@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from taskd.adaptors.training.checkpoints.content import Draft, collect
 from taskd.adaptors.training.inflight.in_flight import InFlight
+from taskd.adaptors.training.parts.followers import Followers
 from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.parts.plain import Plain
@@ -44,6 +45,22 @@ def parts_of(rank: int, of: int) -> tuple[Parts, Told]:
     told = Told(model.weight, rank, of)
     tell(optimizer, told)
     return Parts(sort({"model": model, "optimizer": optimizer})), told
+
+
+def test_an_epochs_end_copies_no_model_that_an_adapter_puts_back() -> None:
+    """ZeRO-3 has its parameters gathered in a backward pass, and not as a loop over a loader ends."""
+
+    class Gathered(torch.nn.Linear):
+        def state_dict(self, *_: Any, **__: Any) -> Any:
+            raise AssertionError("an adapter tells its state")
+
+    model, other = Gathered(2, 2), torch.nn.Linear(2, 2)
+    told = Told(model.weight)
+    tell(model, told)
+    followers = Followers({"model": model, "optimizer": torch.optim.SGD(other.parameters(), lr=1.0)})
+    followers.save()
+    followers.hold()
+    assert followers.rollback() == ""
 
 
 def test_the_adapter_says_what_the_state_is() -> None:

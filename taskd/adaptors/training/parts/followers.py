@@ -32,6 +32,7 @@ from taskd.adaptors.training.fingerprints import Fingerprint
 from taskd.adaptors.training.parts.follower import Follower
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.script.rest import Rest
+from taskd.adaptors.training.sharding.own_state import own_state
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class Followers:
         self._steady = True
         self._strides: list[int] = []
         self._told = False
-        self._held: list[Any] = []
+        self._held: list[tuple[Follower, Any]] = []
         self._saves = False
         self.rest = Rest()
         """What the script had still to do of a step that was interrupted."""
@@ -101,7 +102,8 @@ class Followers:
     def hold(self) -> None:
         """A loop over a loader has ended: what follows it may change parts, and may have to be done again."""
         if not self._held:
-            self._held = [copy.deepcopy(part.part.state_dict()) for part in self._parts]
+            own = [part for part in self._parts if own_state(part.part) is None]  # others a trainer's adapter puts back
+            self._held = [(part, copy.deepcopy(part.part.state_dict())) for part in own]
 
     def rollback(self) -> str:
         """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
@@ -118,7 +120,7 @@ class Followers:
             scheduler.load_state_dict(known)
             for group, values in zip(scheduler.optimizer.param_groups, groups, strict=True):
                 _put(group, values)
-        for part, held in zip(self._parts, self._held, strict=False):
+        for part, held in self._held:
             if part.has_moved or _differs(part.part.state_dict(), held):
                 part.part.load_state_dict(held)
                 part.settle()
