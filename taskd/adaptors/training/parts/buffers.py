@@ -4,9 +4,9 @@ Rules:
 
 1. Buffers (BatchNorm's statistics) are copied before the first forward pass after a commit, and put back.
 2. A parameter that no optimizer trains may change in the forward pass too: a key encoder that follows the other one
-   (MoCo). Which do is seen in the first steps, from their versions, their memory and some of their elements: one that
-   is changed through `.data`, or given other memory there, has no new version. From then on those are copied with the
-   buffers.
+   (MoCo). Which do is seen in the first steps, from their versions and some of their elements: one that is changed
+   through `.data`, or given other memory there, has no new version. From then on those are copied with the buffers.
+   What a library gathers, or moves to a device, for the time of a pass (ZeRO-3, offloading) has not changed by that.
 3. So may other attributes (see `plain`): they are put down and put back at the same moments.
 4. In a step in which one has changed for the first time nothing can be put back. Nor, ever, where the forward pass runs
    inside the optimizer's step (closures): what follows the optimizer is not told from what precedes it there.
@@ -18,12 +18,13 @@ from typing import Final
 import torch
 
 from taskd.adaptors.training.parts.plain import Plain
+from taskd.adaptors.training.sharding.own_state import own_state
 
 _STEPS: Final = 3
 """In so many it is found out which parameters change."""
 _ELEMENTS: Final = 64
-_Mark = tuple[int, int, torch.Tensor]
-"""Version, address and first elements of a parameter."""
+_Mark = tuple[int, torch.Size, torch.Tensor]
+"""Version, shape and first elements of a parameter."""
 
 
 class Buffers:
@@ -43,7 +44,8 @@ class Buffers:
         self._live: list[torch.Tensor] | None = None
         self._saved: list[torch.Tensor] = []
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        self._watched = [p for module in modules for p in module.parameters() if id(p) not in trained]
+        others = [module for module in modules if own_state(module) is None]
+        self._watched = [p for module in others for p in module.parameters() if id(p) not in trained]
         self._marks: list[_Mark] = []
         self._movers: list[torch.Tensor] = []
         self._grown = False
@@ -134,10 +136,13 @@ def _marked(parameter: torch.Tensor) -> _Mark:
     own = parameter.detach()
     own = own.to_local() if hasattr(own, "to_local") else own
     if type(own) is not torch.Tensor or own.layout is not torch.strided or own.device.type == "meta":
-        return parameter._version, 0, torch.empty(0)  # a library's own kind of tensor, such as a quantized one
+        return parameter._version, torch.Size(), torch.empty(0)  # a library's own kind, such as a quantized one
     elements = own.as_strided((min(own.numel(), _ELEMENTS),), (1,), own.storage_offset())
-    return parameter._version, own.data_ptr(), elements.clone()
+    return parameter._version, own.shape, elements.clone()
 
 
 def _is_same(one: _Mark, other: _Mark) -> bool:
-    return one[:2] == other[:2] and torch.equal(one[2], other[2])
+    if one[0] != other[0]:
+        return False
+    elsewhere = one[1] != other[1] or one[2].device != other[2].device
+    return elsewhere or torch.equal(one[2], other[2])
