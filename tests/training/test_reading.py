@@ -69,7 +69,7 @@ def test_a_loop_that_is_left_behind_the_commit(where: str, found: bool, caplog: 
 def test_an_error_that_the_script_handles_as_the_last_one(how: str, caplog: pytest.LogCaptureFixture) -> None:
     function = getattr(shapes_warned, how)
     findings = read(function)
-    assert [one.weight for one in findings] == [Weight.TOLD] * (how == "ends")
+    assert [one.weight for one in findings] == [Weight.WARNED] * (how == "ends")
     enter(peer := Peer(), function)
     assert ("is reached at each recovery too" in caplog.text) is (how == "ends")
     assert not peer.refused

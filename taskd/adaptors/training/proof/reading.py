@@ -35,8 +35,7 @@ class Weight(Enum):
     """What a finding means for the job."""
 
     REFUSED = "at a fault all processes start anew"
-    WARNED = "a single step is not exact: a warning"
-    TOLD = "the training is exact, and something beside it is not: a warning, which hinders no proof"
+    WARNED = "a recovery at a single step, or something beside the training, is not exact: a warning, and no more"
 
 
 class ReadFinding(NamedTuple):
@@ -76,9 +75,9 @@ def refuse_inexact(
         last = told[-1]
         told[-1] = last._replace(text=f"{last.text} (and {len(findings) - len(told)} more)")
     for one in told:
-        if one.weight is Weight.TOLD:
+        if one.weight is Weight.WARNED:
             refusals.tell(f"{one.text}. {one.remedy}")
-        elif one.weight is Weight.WARNED or link.config.allows_inexact:
+        elif link.config.allows_inexact:
             refusals.warn(f"{one.text}: not exact after a recovery. {one.remedy}")
     if not link.config.allows_inexact:
         refused = [one for one in told if one.weight is Weight.REFUSED]
@@ -228,7 +227,7 @@ def _of_handler(source: Taint, used: str) -> ReadFinding:
         f"{source.place} is reached at each recovery too: the error of the interrupted collective leaves the function "
         "there, which is then called again",
         "Do there nothing that must be done once alone.",
-        Weight.TOLD,
+        Weight.WARNED,
     )
 
 
