@@ -98,13 +98,13 @@ def test_parameters_of_a_kind_of_their_own_are_known_by_their_versions_alone() -
 
 def test_parameters_that_are_gathered_for_the_time_of_a_pass_have_not_changed() -> None:
     """As ZeRO-3 and offloading do: between passes there is no memory."""
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    frozen = model[0].weight.requires_grad_(False)
+    model = nn.Sequential(first := nn.Linear(3, 3), nn.Linear(3, 3))
+    frozen = first.weight.requires_grad_(False)
     whole, away = frozen.data.clone(), torch.empty(0)
     frozen.data = away
     state = TrainState(model=model, optimizer=torch.optim.SGD(model[1].parameters(), lr=0.1))
     state._recovery.begin(JobRank(0))
-    model[0].register_forward_pre_hook(lambda *_: setattr(frozen, "data", whole))
+    first.register_forward_pre_hook(lambda *_: setattr(frozen, "data", whole))
     for _ in range(STEPS):
         step(state)
         frozen.data = away
