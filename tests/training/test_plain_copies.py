@@ -101,6 +101,27 @@ def test_what_has_no_tensors_and_moves_behind_the_commit_is_right_as_it_is() -> 
     assert state._recovery.parts.all["part"].seen == 2 * STEPS
 
 
+def test_a_part_that_stands_is_asked_no_more() -> None:
+    asked = []
+
+    class Asked(Counter):
+        def state_dict(self) -> dict[str, Any]:
+            asked.append(True)
+            return super().state_dict()
+
+    state = with_part(lambda _: Asked())
+    for _ in range(STEPS):
+        step(state)
+        state.commit()
+    known = len(asked)
+    for _ in range(STEPS):
+        step(state)
+        state.commit()
+    assert len(asked) == known
+    step(state)
+    assert state._recovery.condition() is Condition.STEPPED
+
+
 def test_parts_of_taskds_own_are_left_alone() -> None:
     """A trainer's part has what there was at the last commit, and so stands whenever a fault comes."""
     state = with_part(lambda _: TitanShared())

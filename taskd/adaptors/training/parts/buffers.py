@@ -133,12 +133,16 @@ class Buffers:
 
 
 def _marked(parameter: torch.Tensor) -> _Mark:
-    own = parameter.detach()
-    own = own.to_local() if hasattr(own, "to_local") else own
-    if type(own) is not torch.Tensor or own.layout is not torch.strided or own.device.type == "meta":
-        return parameter._version, torch.Size(), torch.empty(0)  # a library's own kind, such as a quantized one
-    elements = own.as_strided((min(own.numel(), _ELEMENTS),), (1,), own.storage_offset())
-    return parameter._version, own.shape, elements.clone()
+    try:
+        own = parameter.detach()
+        own = own.to_local() if hasattr(own, "to_local") else own
+        plain = type(own) is torch.Tensor and own.layout is torch.strided and own.device.type != "meta"
+        if plain and own.untyped_storage().nbytes():  # FSDP2 frees the memory of what it has gathered
+            elements = own.as_strided((min(own.numel(), _ELEMENTS),), (1,), own.storage_offset())
+            return parameter._version, own.shape, elements.clone()
+    except (RuntimeError, NotImplementedError, TypeError):  # a library's own kind, such as a quantized one
+        pass
+    return parameter._version, torch.Size(), torch.empty(0)
 
 
 def _is_same(one: _Mark, other: _Mark) -> bool:

@@ -57,6 +57,8 @@ class Follower:
         if self._copy.known:
             moved = self._copy.take()
             self._moved, self._stood = self._moved + moved, self._stood + (not moved)
+            if self._stood >= _TRIES and not self._moved:
+                self._copy.end()
 
     def settle(self, begun: int = 0) -> None:
         """What is there now is that of the last committed step; in `begun` steps before it has moved."""

@@ -5,7 +5,8 @@ Rules:
 1. It has the part's `state_dict()`, and the hyperparameters of the optimizers that the part holds: a scheduler may keep
    nothing of its own but constants.
 2. taskd's own parts, which trainers' states have, keep what there was at the last commit by themselves.
-3. A part that is large, or has anything but numbers and texts, has no copy from then on, and nothing is known of it.
+3. One that stands in the first steps is asked no more, unless it holds an optimizer: it moves behind epochs, if at all.
+4. A part that is large, or has anything but numbers and texts, has no copy from then on, and nothing is known of it.
 """
 
 from typing import Any, Final
@@ -41,6 +42,10 @@ class PlainCopy:
         if self.known:
             self._content = self._now()
         return self._content != before
+
+    def end(self) -> None:
+        """The part has not moved in some steps: ask it no more."""
+        self.known = bool(self._optimizers) and self.known
 
     @property
     def differs(self) -> bool:
