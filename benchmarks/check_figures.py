@@ -19,7 +19,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -73,10 +73,10 @@ def judge(stated: Figure, now: Figure, *, same_machine: bool, pace: float = 1.0)
     return Verdict.OK if stated.bar is not None else Verdict.UNJUDGED
 
 
-def pace_of(comparisons: list[Comparison]) -> float:
-    """Return how much slower this machine is than that of the stated values, at least 1; 1 if that was not measured."""
-    found = [min(ends(one.now.value)) / max(ends(one.stated.value)) for one in comparisons if one.stated.name == PACE]
-    return min(max(1.0, *found), _SLOWEST) if found else 1.0
+def pace_of(pairs: Iterable[tuple[Figure, Figure]]) -> float:
+    """Return how much slower this machine is than the stated one, from 1 to 2, by stated and measured figures."""
+    found = [min(ends(now.value)) / max(ends(stated.value)) for stated, now in pairs if stated.name == PACE]
+    return min(max([1.0, *found]), _SLOWEST)
 
 
 def compare(run: Run, result: object, where: str, *, quick: bool, pace: float = 1.0) -> list[Comparison]:
@@ -85,8 +85,7 @@ def compare(run: Run, result: object, where: str, *, quick: bool, pace: float = 
     now = [figure.measured(result) for figure in wanted]
     same = run.machine == where
     pairs = list(zip(wanted, now, strict=True))
-    if any(figure.name == PACE for figure in wanted):
-        pace = pace_of([Comparison(a, b, Verdict.UNJUDGED) for a, b in pairs])
+    pace = max(pace, pace_of(pairs))
     return [Comparison(a, b, judge(a, b, same_machine=same, pace=pace)) for a, b in pairs]
 
 
@@ -146,7 +145,7 @@ class Check:
     @property
     def pace(self) -> float:
         """How much slower this machine is, by what was measured so far."""
-        return pace_of(self.comparisons)
+        return pace_of((one.stated, one.now) for one in self.comparisons)
 
     @property
     def green(self) -> bool:

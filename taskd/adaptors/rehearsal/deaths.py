@@ -24,6 +24,7 @@ from taskd.adaptors.training.runtime import current
 from taskd.core.rehearsal.kills import Kill, Moment
 from taskd.runtime.worker import worker
 
+_AT_COMMIT: Final = (Moment.COMMITTED, Moment.EPOCH_END)
 _HOLD_S: Final = 20.0
 _LOOK_S: Final = 0.002
 
@@ -103,11 +104,7 @@ class Deaths:
         """A step is committed. If a rank dies now: meet the others, and die, or wait until this one is to leave."""
         link, runtime = worker.current(), current()
         for kill in self._all:
-            if (
-                kill.moment not in (Moment.COMMITTED, Moment.EPOCH_END)
-                or kill.step != step
-                or kill.number in self._over
-            ):
+            if kill.moment not in _AT_COMMIT or kill.step != step or kill.number in self._over:
                 continue
             (self._folder / f"at-{kill.number}-{self._rank}").touch()
             if kill.rank == self._rank:

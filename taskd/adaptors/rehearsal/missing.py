@@ -15,7 +15,7 @@ _TRAINERS: Final = tuple(
 
 
 def trainers_door() -> str:
-    """The name of the first of them that this process has imported; "" for none."""
+    """Return the first trainer module of taskd's that this process has imported, "" for none."""
     return next((name for name in _TRAINERS if name in sys.modules), "")
 
 

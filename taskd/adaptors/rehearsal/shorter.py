@@ -3,8 +3,8 @@
 Rules:
 
 1. Each run of a rehearsal has the same ones, so they are compared as they are.
-2. What is left over of a pass by a script that works at several batches a step stays the same: the number of batches
-   has the rest by 12 that it had.
+2. The number of batches keeps its remainder modulo 12. So a script with several batches a step leaves as many of them
+   over at an epoch's end as before.
 3. Only loaders of torch's that are a part of the state, over a dataset with indices.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.parts import Parts
@@ -43,13 +43,13 @@ def shorten(parts: Parts) -> list[str]:
     """Shorten what is long; return a sentence for each loader."""
     told = []
     for name, loader in parts.positions.items():
-        if not isinstance(parts.places.get(name), LoaderPlace) or not isinstance(loader, DataLoader):
+        if not isinstance(parts.places.get(name), LoaderPlace) or hasattr(loader, "base_dataloader"):
             continue
         if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
             continue
         total = len(loader)
         count = _LEAST + (total - _LEAST) % _REST_BY
-        if count < total and not hasattr(loader, "base_dataloader"):
+        if count < total:
             loader.__dict__["batch_sampler"] = ShortBatches(loader.batch_sampler, count)
             told.append(f"{name!r} was shortened from {total} batches to {count}, so that epochs end here")
     return told

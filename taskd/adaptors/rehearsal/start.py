@@ -96,7 +96,7 @@ def _watch_states(module: ModuleType) -> None:
 
 
 def _do_no_step_twice(module: ModuleType) -> None:
-    """The kills of a rehearsal show what the self-check would prove by that; the runs are compared step by step."""
+    """Switch the repeated step of the self-check off: a rehearsal compares its runs step by step, and kills instead."""
     vars(module)["SelfCheckRun"]._begin = lambda _self: None
 
 

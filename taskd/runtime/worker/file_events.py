@@ -2,7 +2,7 @@
 
 Rules:
 
-1. An audit hook cannot be taken off. It is added when somebody listens for the first time, and is idle afterwards.
+1. An audit hook cannot be removed. It is added with the first listener, and is idle while there is none.
 2. Writers in C++, as torch.save's, raise no event and are not seen.
 """
 
@@ -31,7 +31,7 @@ _hooked: list[bool] = []
 
 
 def listen(listener: Listener) -> None:
-    """From now on call `listener(verb, path)` for each event, on the thread that raises it."""
+    """Call `listener(verb, path)` for each event from now on, on the thread that raises it."""
     if not _hooked:
         _hooked.append(True)
         sys.addaudithook(_on_event)
@@ -39,7 +39,7 @@ def listen(listener: Listener) -> None:
 
 
 def stop_listening(listener: Listener) -> None:
-    """Call it no more."""
+    """Remove a listener."""
     if listener in _listeners:
         _listeners.remove(listener)
 

@@ -37,10 +37,10 @@ class FileEvent(NamedTuple):
 
 
 class SetUpFiles:
-    """Those of this process.
+    """File events of this process's set-up.
 
     Attributes:
-        emptied: files that were opened anew, each once.
+        emptied: files that were opened with truncation, each once.
         made: folders that were not there before.
     """
 
@@ -49,11 +49,11 @@ class SetUpFiles:
         self.made: dict[str, FileEvent] = {}
 
     def start(self) -> None:
-        """The script is about to begin."""
+        """Record from now on: the script is about to begin."""
         listen(self._note)
 
     def stop(self) -> None:
-        """The training function is about to be entered."""
+        """Record no more: the training function is about to be entered."""
         stop_listening(self._note)
 
     def _note(self, verb: str, path: str) -> None:
@@ -83,12 +83,12 @@ _of_process: list[SetUpFiles] = []
 
 
 def note_set_up_files() -> None:
-    """Begin to note them in this process."""
+    """Start to record the file events of this process."""
     if not _of_process:
         _of_process.append(SetUpFiles())
         _of_process[0].start()
 
 
 def noted_set_up_files() -> SetUpFiles | None:
-    """Return what was noted in this process, if anybody has asked for it."""
+    """Return the recorded events of this process; None if they were not recorded."""
     return _of_process[0] if _of_process else None

@@ -73,7 +73,7 @@ class Refusals:
             self.tell(text)
 
     def tell(self, text: str) -> None:
-        """Say what has nothing to do with the state, in one process of the job."""
+        """Log a warning that hinders no self-check, in one process of the job."""
         if self._tells:
             logger.warning("%s", text)
 

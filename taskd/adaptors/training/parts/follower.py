@@ -61,13 +61,13 @@ class Follower:
                 self._copy.end()
 
     def settle(self, begun: int = 0) -> None:
-        """What is there now is that of the last committed step; in `begun` steps before it has moved."""
+        """Take the present state for that of the last committed step. The part has changed in `begun` steps before."""
         self._tensor = _shown_by(self.part)
         self._moved, self._stood = begun, 0
         self.refresh()
 
     def refresh(self) -> None:
-        """What is there now has not moved."""
+        """Take the present state for unchanged."""
         if self._tensor is not None:
             self._version, self._content = self._tensor._version, _some(self._tensor)
         else:
@@ -75,7 +75,7 @@ class Follower:
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """That by which it is known."""
+        """Tensor whose version shows whether the part has changed."""
         return self._tensor
 
     def stepping(self) -> None:
@@ -133,7 +133,7 @@ class Follower:
         return not self._stands
 
     def put_back(self) -> None:
-        """Bring back one without tensors that has moved before the optimizers."""
+        """Restore a part without tensors that has changed before the optimizers."""
         if self._tensor is None and self._leads is not False:
             self._copy.put_back()
 

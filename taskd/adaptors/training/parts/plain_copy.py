@@ -2,11 +2,11 @@
 
 Rules:
 
-1. It has the part's `state_dict()`, and the hyperparameters of the optimizers that the part holds: a scheduler may keep
-   nothing of its own but constants.
-2. taskd's own parts, which trainers' states have, keep what there was at the last commit by themselves.
-3. One that stands in the first steps is asked no more, unless it holds an optimizer: it moves behind epochs, if at all.
-4. A part that is large, or has anything but numbers and texts, has no copy from then on, and nothing is known of it.
+1. The copy has the part's `state_dict()`, and the hyperparameters of the optimizers that the part holds. A scheduler
+   may keep only constants of its own.
+2. taskd's own parts, in trainers' states, are not copied: they keep the state of the last commit themselves.
+3. A part that does not change in the first steps is copied no more, unless it holds an optimizer.
+4. A part that is large, or has values other than numbers and texts, is copied no more either.
 """
 
 from typing import Any, Final
@@ -21,10 +21,10 @@ _PLAIN: Final = (bool, int, float, str, bytes, type(None))
 
 
 class PlainCopy:
-    """That of one part.
+    """Copy of one part.
 
     Attributes:
-        known: whether there is one.
+        known: whether there is a copy.
     """
 
     def __init__(self, part: Any) -> None:
@@ -37,37 +37,36 @@ class PlainCopy:
         self.known = all(map(callable, methods)) and not others
 
     def take(self) -> bool:
-        """Copy what is there now; return whether that differs from the copy before."""
+        """Copy the present state. Return whether it differs from the copy before."""
         before = self._content
         if self.known:
             self._content = self._now()
         return self._content != before
 
     def end(self) -> None:
-        """The part has not moved in some steps: ask it no more."""
+        """Make no more copies of a part that does not change, unless it holds an optimizer."""
         self.known = bool(self._optimizers) and self.known
 
     @property
     def differs(self) -> bool:
-        """Whether the part is not as its copy."""
+        """Whether the part differs from its copy."""
         return self.known and self._now() != self._content
 
     def put_back(self) -> None:
-        """Make the part as its copy."""
+        """Restore the part from its copy."""
         if self.known and self._content:
             state, values = tree.unpack(self._content)
             self._part.load_state_dict(state)
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            for group, known in zip(groups, values, strict=True):
+            for group, known in zip(self._groups(), values, strict=True):
                 group.update(known)
 
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
     def _now(self) -> bytes:
-        content = b""
         try:
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            value = self._part.state_dict(), [{k: group[k] for k in _NAMES if k in group} for group in groups]
-            if _is_plain(value):
-                content = tree.pack(value)
+            value = self._part.state_dict(), [{k: group[k] for k in _NAMES if k in group} for group in self._groups()]
+            content = tree.pack(value) if _is_plain(value) else b""
         except Exception:  # noqa: BLE001 - code of the user's, which is called in a healthy step
             content = b""
         self.known = 0 < len(content) <= _MOST_BYTES
@@ -75,7 +74,7 @@ class PlainCopy:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether it has numbers and texts alone, and is no larger than `_MOST_BYTES` by far."""
+    """Return whether a value has only numbers and texts, at most `_MOST_BYTES` of them."""
     left, seen = [value], 0
     while left:
         one = left.pop()

@@ -1,4 +1,4 @@
-"""What a new process of a rank would empty or make again as it runs the set-up: told in the first start.
+"""Report files that a new process's set-up would empty, and folders that it would make again, in the first start.
 
 Rules:
 
@@ -25,14 +25,15 @@ _DAY_S: Final = 86400
 _DIGITS: Final = 10
 """Of the seconds since 1970."""
 _MOST_BYTES: Final = 1 << 20
+_DIGIT: Final = re.compile(r"\d")
 
 
 class SetUpWrites:
-    """Those of one process.
+    """Judge of the set-up's file events of one process.
 
     Args:
-        files: what was noted in its set-up.
-        tell: is given one sentence for each finding.
+        files: events of the set-up.
+        tell: called with one sentence for each finding.
     """
 
     def __init__(self, files: SetUpFiles, tell: Callable[[str], None]) -> None:
@@ -40,7 +41,7 @@ class SetUpWrites:
         self._closed: dict[str, FileEvent] = {}
 
     def enter(self) -> None:
-        """The training function is about to be entered."""
+        """Report findings as the training function is entered, and watch for later writes."""
         self._files.stop()
         emptied, made = self._files.emptied.copy(), self._files.made.copy()
         self._files.emptied.clear()
@@ -55,13 +56,14 @@ class SetUpWrites:
                 self._closed[path] = event
         if self._closed:
             listen(self._note)
-        texts = "".join(map(_text_of, users_files())) + " ".join(sys.argv) if made else ""
-        for event in made.values():
+        numbered = [event for event in made.values() if _DIGIT.search(os.path.basename(event.path))]
+        texts = "".join(map(_text_of, users_files())) + " ".join(sys.argv) if numbered else ""
+        for event in numbered:
             if is_another_each_time(event, texts):
                 self._tell(_of_folder(event))
 
     def close(self) -> None:
-        """The training is over."""
+        """Watch no more."""
         stop_listening(self._note)
 
     def _note(self, verb: str, path: str) -> None:
@@ -77,7 +79,7 @@ def is_another_each_time(event: FileEvent, texts: str) -> bool:
     `texts` are those of the script, its modules and its arguments: a name that stands there is always the same.
     """
     name = os.path.basename(event.path)
-    if not re.search(r"\d", name) or name in texts:
+    if not _DIGIT.search(name) or name in texts:
         return False
     return event.exclusive or _is_of_process(name, event.unix_s)
 
