@@ -16,6 +16,7 @@ from tests.cli.conftest import PROGRAMS
 from tests.cli.test_job import on_terminal
 from tests.launch import Launcher
 from tests.shim.armed import REPOSITORY, plain
+from tests.thorough import everyday
 
 Blackbox = Callable[..., tuple[int, str]]
 EVIL = "\x1b]0;owned\x07\x9b31m\u202e\x00\r\nforged line\u2028forged too\x85\tend"
@@ -106,7 +107,7 @@ def test_errors_are_one_harmless_line(run_dir: Path, blackbox: Blackbox, launche
     assert (status, harmless(output)) == (1, True)
 
 
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12])
+@pytest.mark.parametrize("number", everyday(NUMBERS, "Infinity", "-1", "1" * 4000), ids=lambda number: number[:12])
 def test_no_number_is_too_odd(number: str, run_dir: Path, blackbox: Blackbox) -> None:
     n = number
     write(
@@ -168,7 +169,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", everyday(KINDS, "pipe", "folder", "endless device", "dangling link"))
 @pytest.mark.parametrize(
     "place", ["journal.jsonl", "faults", "faults/1.json", "boxes", "boxes/rank-0-incarnation-0.box"]
 )

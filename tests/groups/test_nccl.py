@@ -33,7 +33,9 @@ IMPORTS = [
     pytest.param("import taskd", None, "0", marks=pytest.mark.thorough),
     pytest.param("import taskd as td", None, "0", marks=pytest.mark.thorough),
     pytest.param("from taskd import resilient as keeps", None, "0", marks=pytest.mark.thorough),
-    ("import importlib.util; importlib.util.find_spec('torch'); import taskd", None, "0"),
+    pytest.param(
+        "import importlib.util; importlib.util.find_spec('torch'); import taskd", None, "0", marks=pytest.mark.thorough
+    ),
     ("import importlib; importlib.import_module('helper')", None, "0"),
     ("", None, "1"),
     pytest.param("import taskd", "2", "2", marks=pytest.mark.thorough),

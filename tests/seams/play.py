@@ -20,7 +20,8 @@ from tests.seams.breaking import Break
 from tests.seams.farm import Farm
 
 JOB = Path(__file__).with_name("job.py")
-LIMIT_S = 120.0
+LIMIT_S = 250.0
+"""On a crowded machine a job took over 60 s, and `doctor` over 110 s."""
 ELSEWHERE = (IN_CHECKPOINT, IN_BUILDS)
 """This job writes no checkpoint and builds no extension."""
 

@@ -42,7 +42,6 @@ def find(description: str) -> Break:
     return next(broken for broken in breaks() if str(broken) == description)
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     "description", everyday([LAUNCHER, PYTHON, USED_BY_THE_SDK, COMPILED, SYMBOL], USED_BY_THE_SDK)
 )
@@ -57,7 +56,6 @@ def test_a_torch_that_differs_in_one_place(farm: Farm, plain: Outcome, descripti
     assert Doctor(farm).says() == sentences(outcome)
 
 
-@pytest.mark.timeout(180)
 def test_a_rank_without_seams_is_restarted_with_all_others(farm: Farm, plain: Outcome, tmp_path: Path) -> None:
     farm.be(find(PYTHON))
     outcome = play(farm, f"1:7:{tmp_path}", restarts=1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch import Launcher
+from tests.thorough import everyday
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
@@ -127,7 +128,9 @@ def test_an_exception_fails_the_job_in_stock_mode(job: Run) -> None:
     assert not any(file.startswith(str(ROOT / "taskd")) for file in files), "the traceback shows no frame of ours"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", everyday([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], signal.SIGTERM, signal.SIGKILL)
+)
 def test_nothing_outlives_torchrun(job: Run, number: signal.Signals) -> None:
     process = job.launcher.start(job.command("hold"), env=ENVIRONMENT)
     for name in ("up-0", "up-1", "ready"):

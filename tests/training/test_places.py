@@ -28,6 +28,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
+from tests.thorough import everyday
 
 SAMPLES, BATCH, EPOCHS = 20, 4, 3
 PER_EPOCH = SAMPLES // BATCH
@@ -276,7 +277,7 @@ def test_a_loop_over_epochs(kind: str, seed: int | None, newcomer: bool) -> None
 OTHER = ["shuffle", "generator", "distributed", "persistent", "iterable"]
 
 
-@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+@pytest.mark.parametrize("newcomer", everyday([False, True], True), ids=["survivor", "newcomer"])
 @pytest.mark.parametrize(
     ("kind", "train"),
     [
@@ -299,7 +300,7 @@ def test_an_epoch_that_is_left_early() -> None:
         assert [seen[:2] for seen in log] == [seen[:2] for seen in after(whole, step)], cut
 
 
-@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+@pytest.mark.parametrize("newcomer", everyday([False, True], True), ids=["survivor", "newcomer"])
 @pytest.mark.parametrize("kind", ["shuffle", "generator", "distributed", "replacement", "batch sampler", "workers"])
 def test_batches_that_an_epoch_has_left_over_are_not_handed_out(kind: str, newcomer: bool) -> None:
     """From the second epoch on: in the first nobody knows yet that some are left over."""
