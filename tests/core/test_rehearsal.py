@@ -57,13 +57,15 @@ def rehearsed(first: list[dict[str, Any]], second: list[dict[str, Any]], **chang
 
 def test_every_rank_dies_and_every_moment_is_struck() -> None:
     seen = {
-        rank: Seen(40, evaluations=(10, 20), saves=(22,) if rank == 0 else (), ends=(10, 20, 30)) for rank in range(2)
+        rank: Seen(40, evaluations=(10, 20), saves=(22,) if rank == 0 else (), ends=(10, 20, 30), works=(6, 35))
+        for rank in range(2)
     }
     planned = kills.plan(seen)
     assert {kill.rank for kill in planned} == {0, 1}
     assert {kill.moment for kill in planned} == set(Moment) - {Moment.ACCUMULATING}
     assert next(kill.rank for kill in planned if kill.moment is Moment.SAVING) == 0
     assert next(kill.step for kill in planned if kill.moment is Moment.EPOCH_END) in (20, 30)
+    assert next(kill.step for kill in planned if kill.moment is Moment.AFTER_COMMIT) in (6, 35)
     assert [kill.step for kill in planned] == sorted(kill.step for kill in planned)
     steps = [kill.step for kill in planned]
     assert all(later - earlier >= kills.LEAST_GAP for earlier, later in pairwise(steps))
@@ -89,6 +91,12 @@ def test_a_step_that_is_done_again_counts_as_it_was_last() -> None:
     assert found.steps[3].batches == ["other"]
     assert found.resumed == [(2, False)]
     assert read(["{", '"text"', '{"k": "begin", "st']).resumed == []
+
+
+def test_moments_that_not_every_step_has_are_read() -> None:
+    kinds = ("evaluation", "save", "end", "work")
+    rare = record([*notes(), *({"k": kind, "step": step} for step, kind in enumerate(kinds, 2))]).rare
+    assert (rare.evaluations, rare.saves, rare.ends, rare.works) == ([2], [3], [4], [5])
 
 
 def test_two_runs_that_are_alike_have_no_difference() -> None:

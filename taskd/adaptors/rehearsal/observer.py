@@ -56,7 +56,7 @@ class TrainingObserver:
         self._own: frozenset[int] = frozenset()
         self._recovery: StateRecovery | None = None
         self._passes = self._optimizer_steps = 0
-        self._behind = False
+        self._behind = self._works = False
         self._evaluated = -1
         self._epoch: tuple[int, ...] | None = None
         # Asked once: to find it opens files, and whoever asks while one is opened waits for itself.
@@ -89,6 +89,8 @@ class TrainingObserver:
             self._recovery, self._parts = recovery, (parts := recovery.parts)
             self._own = _own(parts)
             self._hook(parts)
+            recovery.steps.evaluations.begin.append(self._work_begins)
+            recovery.steps.evaluations.end.append(self._work_ends)
             output.listen(self._heard)
         if begins:
             self.note("begin", inside=_is_resilient(sys._getframe(2)))
@@ -191,6 +193,16 @@ class TrainingObserver:
         batch = of_batch(args, kwargs)
         self.note("forward", step=step, batch=batch, numbers=numbers, parts=now)
         self._deaths.in_backward(step, parts.parameters())
+
+    def _work_begins(self) -> None:
+        self._works = True
+
+    def _work_ends(self) -> None:
+        """Work of `after_commit` is done, or an evaluation elsewhere is over."""
+        if self._works:
+            self._works = False
+            self.note("work")
+            self._deaths.at(Moment.AFTER_COMMIT, self._step)
 
     def _parts_now(self) -> dict[str, str]:
         assert self._parts is not None

@@ -182,7 +182,8 @@ class _Rehearsal:
 
 def _seen(record: RankRecord) -> Seen:
     rare = record.rare
-    return Seen(record.committed, rare.evaluations, rare.saves, rare.ends, sorted(set(rare.accumulations)))
+    accumulations, works = sorted(set(rare.accumulations)), sorted(set(rare.works))
+    return Seen(record.committed, rare.evaluations, rare.saves, rare.ends, accumulations, works)
 
 
 def _error(run: RehearsedRun) -> str:

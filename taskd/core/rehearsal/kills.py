@@ -28,6 +28,7 @@ class Moment(Enum):
     STEPPED = "between optimizer.step() and the commit"
     EVALUATION = "in an evaluation"
     SAVING = "in the middle of torch.save"
+    AFTER_COMMIT = "at the end of work given to after_commit"
     ACCUMULATING = "between two micro-batches"
     FORWARD = "before the forward pass"
 
@@ -54,6 +55,7 @@ class Seen:
     saves: Sequence[int] = ()
     ends: Sequence[int] = ()
     accumulations: Sequence[int] = ()
+    works: Sequence[int] = ()
 
 
 _EVERY_STEP: Final = (Moment.BACKWARD, Moment.COMMITTED, Moment.STEPPED, Moment.FORWARD)
@@ -67,6 +69,7 @@ def plan(seen: Mapping[int, Seen]) -> list[Kill]:
         Moment.SAVING: {rank: one.saves for rank, one in seen.items()},
         Moment.EVALUATION: {rank: one.evaluations for rank, one in seen.items()},
         Moment.EPOCH_END: {rank: one.ends for rank, one in seen.items()},
+        Moment.AFTER_COMMIT: {rank: one.works for rank, one in seen.items()},
         Moment.ACCUMULATING: {rank: one.accumulations for rank, one in seen.items()},
     }
     placed: dict[int, Moment] = {}

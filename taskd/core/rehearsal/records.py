@@ -49,6 +49,8 @@ class RareMoments:
     """The last steps of epochs, or of passes over the data."""
     accumulations: list[int] = field(default_factory=list)
     """The steps of several forward passes."""
+    works: list[int] = field(default_factory=list)
+    """Steps behind which work given to `after_commit` was done."""
 
 
 @dataclass
@@ -146,6 +148,8 @@ def _take_fact(record: RankRecord, step: int, note: Mapping[str, Any]) -> None:
             record.rare.saves.append(step)
         case "end":
             record.rare.ends.append(step)
+        case "work":
+            record.rare.works.append(step)
         case "shortened":
             record.facts.shortened.append(note["text"])
         case "killed":
