@@ -1,5 +1,6 @@
 """What a training function empties, removes or renames as it is entered is named with its line."""
 
+import io
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from taskd.adaptors.training.proof.entry_writes import EntryWrites
 
@@ -38,12 +40,15 @@ HARMFUL: dict[str, tuple[Callable[[Path], object], str]] = {
     "removed": (lambda folder: fill(folder / "old").unlink(), "removes {folder}/old"),
     "removed folder": (shutil.rmtree, "removes {folder}"),
     "renamed": (lambda folder: fill(folder / "old").rename(folder / "new"), "renames {folder}/old"),
+    "saved": (lambda folder: torch.save({}, folder / "last.pt"), "empties {folder}/last.pt"),
+    "saved by a library": (lambda folder: torch.serialization.save({}, f=str(folder / "last.pt")), "empties {folder}"),
 }
 HARMLESS: dict[str, Callable[[Path], object]] = {
     "appended": lambda folder: fill(folder / "log"),
     "read": lambda folder: fill(folder / "log").read_text(),
     "made": lambda folder: (folder / "runs").mkdir(),
     "cached": lambda folder: (folder / "__pycache__.x").write_text(""),
+    "kept in memory": lambda folder: torch.save({}, io.BytesIO()),
     "temporary": lambda folder: tempfile.NamedTemporaryFile(dir=folder, mode="x", delete=False).close(),
 }
 
@@ -63,6 +68,16 @@ def test_it_is_harmless(how: str, tmp_path: Path) -> None:
     with watched() as writes:
         HARMLESS[how](tmp_path)
     assert not writes.found
+
+
+def test_the_writers_are_put_back_unless_somebody_has_replaced_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, own_too = torch.save, torch.serialization.save
+    with watched():
+        assert torch.save is not own
+        monkeypatch.setattr(torch.serialization, "save", replaced := object())
+    assert torch.save is own
+    assert torch.serialization.save is replaced
+    monkeypatch.setattr(torch.serialization, "save", own_too)
 
 
 def test_other_threads_and_later_writes_do_not_count(tmp_path: Path) -> None:

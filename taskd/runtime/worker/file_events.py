@@ -3,7 +3,7 @@
 Rules:
 
 1. An audit hook cannot be removed. It is added with the first listener, and is idle while there is none.
-2. Writers in C++, as torch.save's, raise no event and are not seen.
+2. Writers in C++ raise no event; `proof/torch_writer.py` watches that of `torch.save`.
 """
 
 import os

@@ -6,13 +6,14 @@ Rules:
 
 1. Events of the thread that trains count, from the entry into the function until its first commit. What is opened for
    appending or reading, and folders that are made, are harmless.
-2. Files of the interpreter's and of compilers' caches do not count, and writers in C++ are not seen (`file_events`).
+2. Files of the interpreter's and of compilers' caches do not count.
 """
 
 import threading
 from typing import Final
 
 from taskd.adaptors.groups.sites import script_line
+from taskd.adaptors.training.proof.torch_writer import TorchWriter
 from taskd.runtime.worker.file_events import VERBS, WRITES, listen, stop_listening
 
 _HARMLESS: Final = (WRITES, VERBS["os.mkdir"])
@@ -28,15 +29,18 @@ class EntryWrites:
     def __init__(self) -> None:
         self.found = ""
         self._thread = threading.get_ident()
+        self._torch = TorchWriter(self._note)
 
     def start(self) -> None:
         """The function is called."""
         self.stop()
         listen(self._note)
+        self._torch.start()
 
     def stop(self) -> None:
         """Its first step is committed, or it was left."""
         stop_listening(self._note)
+        self._torch.stop()
 
     def _note(self, verb: str, path: str) -> None:
         if not self.found and verb not in _HARMLESS and threading.get_ident() == self._thread:
