@@ -25,5 +25,9 @@ _FOUND = (
 
 def verdict_of(run: Run) -> Verdict:
     """Return the verdict in a run's output. A refusal counts as one, in a job that does not check itself too."""
-    text = run.said_before if run.killed else run.output
+    return verdict_in(run.said_before if run.killed else run.output)
+
+
+def verdict_in(text: str) -> Verdict:
+    """Return the verdict in what a job has written."""
     return next((verdict for verdict, pattern in _FOUND if pattern.search(text)), Verdict.NONE)

@@ -7,4 +7,12 @@ from tests.trainers.catalog import SCENES
 from tests.trainers.scenes import TrainerStage
 
 if __name__ == "__main__":
-    sys.exit(main("trainers", __doc__ or "", SCENES, lambda root: TrainerStage(root).play))
+    sys.exit(
+        main(
+            "trainers",
+            __doc__ or "",
+            SCENES,
+            lambda root: TrainerStage(root).play,
+            checked=lambda root: TrainerStage(root, checks={"TASKD_SELF_CHECK": "auto"}).play,
+        )
+    )

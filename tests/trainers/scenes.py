@@ -10,13 +10,15 @@ Rules:
 4. A scene whose library is not installed fails: `scripts/trainers.sh` installs them all.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.scripts.catalog import IDENTICAL, Script
 from tests.scripts.judge import judge
-from tests.scripts.play import LIMIT_S, Run, play
+from tests.scripts.play import LIMIT_S, NO_CHECKS, Run, play
+from tests.scripts.verdict import verdict_in
 
 _STOCK_RUNS = 4
 PROGRAMS = Path(__file__).with_name("programs")
@@ -82,23 +84,25 @@ class TrainerScene:
 
 
 class TrainerStage:
-    """Plays scenes; the undisturbed run of each program and environment once."""
+    """Plays scenes, with `checks` in taskd's environment; the undisturbed run of each program and environment once."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, checks: Mapping[str, str] = NO_CHECKS) -> None:
+        self._root, self._checks = root, checks
         self._undisturbed: dict[tuple[object, ...], Run] = {}
 
     def play(self, scene: TrainerScene, folder: Path) -> tuple[dict[str, Any], str]:
         """Its line of JSON, and what people are shown of it."""
         reference = self._reference(scene)
-        run = play(scene.script(kills=True), folder / "run", taskd=True, limit_s=scene.limit_s)
+        run = play(scene.script(kills=True), folder / "run", taskd=True, limit_s=scene.limit_s, checks=self._checks)
         done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
         run.killed = [(kill.rank, kill.moment) for kill in done]
         recovered = run.named("recovered")
         took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in recovered]
         wrong = self._wrong(scene, run, reference, len(done))
-        found = {"name": scene.name, "kills": len(done), "recovered_ms": took_ms, "wrong": wrong}
-        return found, f"{len(done)} kills, recovered in {took_ms} ms"
+        verdict = verdict_in(run.output).value
+        found = {"name": scene.name, "kills": len(done), "recovered_ms": took_ms, "verdict": verdict, "wrong": wrong}
+        checked = f"; self-check: {verdict}" if verdict else ""
+        return found, f"{len(done)} kills, recovered in {took_ms} ms{checked}"
 
     def _wrong(self, scene: TrainerScene, run: Run, reference: Run, done: int) -> list[str]:
         if reference.status != 0:
