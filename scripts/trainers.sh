@@ -4,7 +4,7 @@
 # must go on in place and end as an undisturbed run on the plain library does. The libraries (2 GB) go into .venv-trainers,
 # the first time. Exit status 0 if all did.
 #
-#   bash scripts/trainers.sh [--json] [--only TEXT]
+#   bash scripts/trainers.sh [--json] [--only TEXT] [--self-check]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"

@@ -16,12 +16,15 @@ PROVEN = "self-check: exact: proven at step 3"
 SHAPES: dict[str, str] = {
     "plain": PROVEN,
     "scaler": PROVEN,
-    "closure": "self-check: unproven: rank R: {script}:N: the optimizer is given a closure",
+    "closure": PROVEN,
+    "lbfgs": PROVEN,
     "empties": "self-check: unproven: rank R: {script}:N empties {folder}/log-R each time it is entered",
     "skips": "self-check: unproven: rank 1: the step was committed without an optimizer's step",
 }
-CHANGED = ("counter", "generator", "raises", "swallows")
+CHANGED = ("counter", "raises", "swallows")
 """Shapes that the check itself changes: the job begins anew."""
+TAKEN = {"number": "progress.seen", "generator": "noise"}
+"""Shapes whose values outside of the state are taken into it."""
 
 
 def results(make_job: MakeJob, how: str) -> list[dict[str, Any]]:
@@ -47,7 +50,7 @@ def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
     assert job.results() == results(make_job, how), job.output
     script = SCRIPTS / "self_checked.py"
     said = re.sub(rf"{script}:\d+", f"{script}:N", job.output)
-    if how in ("closure", "empties"):  # the first rank that speaks against it names the reason
+    if how == "empties":  # the first rank that speaks against it names the reason
         said = re.sub(r"log-[01]", "log-R", re.sub(r"unproven: rank [01]:", "unproven: rank R:", said))
     assert SHAPES[how].format(script=script, folder=job.folder) in said
     twice = SHAPES[how] == PROVEN
@@ -72,6 +75,20 @@ def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: st
     assert all(record["restart"] for record in records)
     comes_again = how != "swallows"
     assert job.output.count("is done twice") == comes_again, "it is known from then on"
+
+
+@pytest.mark.parametrize("how", everyday(TAKEN, "number"))
+def test_what_is_taken_in_goes_on(make_job: MakeJob, how: str) -> None:
+    """In a process that is kept, and in a new one, which gets it from a peer. The step is proven with it."""
+    points = [point("killed", 1, 5, "begin")]
+    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS, "points": points}, env=ON)
+    job.kill("killed")
+    assert not job.recovered(1)["restart"]
+    assert job.end() == 0, job.output
+    assert weights(job.results()) == weights(results(make_job, how)), job.output
+    assert job.output.count(f"{TAKEN[how]} is changed by the training") == 1, job.output
+    assert "taskd keeps it with the state from now on" in job.output
+    assert PROVEN in job.output
 
 
 @pytest.mark.thorough

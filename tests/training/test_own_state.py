@@ -12,6 +12,7 @@ from taskd.adaptors.training.parts.followers import Followers
 from taskd.adaptors.training.parts.kinds import sort
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.parts.plain import Plain
+from taskd.adaptors.training.parts.taken_in import TakenIn
 from taskd.adaptors.training.sharding.own_state import OwnState, is_divided, tell
 from taskd.adaptors.training.sharding.partitions import load, partitions, state_of, whole
 from taskd.adaptors.training.sharding.shards import name_of, rows_of
@@ -57,7 +58,7 @@ def test_an_epochs_end_copies_no_model_that_an_adapter_puts_back() -> None:
     model, other = Gathered(2, 2), torch.nn.Linear(2, 2)
     told = Told(model.weight)
     tell(model, told)
-    followers = Followers({"model": model, "optimizer": torch.optim.SGD(other.parameters(), lr=1.0)})
+    followers = Followers({"model": model, "optimizer": torch.optim.SGD(other.parameters(), lr=1.0)}, TakenIn())
     followers.save()
     followers.hold()
     assert followers.rollback() == ""

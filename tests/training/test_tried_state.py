@@ -139,7 +139,7 @@ class Raising(Kept):
 def looks_of(state: TrainState) -> tuple[EarlyLooks, list[str]]:
     told: list[str] = []
     refusals = Refusals(lambda *, no_rebuild, no_newcomer, anew: told.append(no_rebuild), tells=True)
-    return EarlyLooks(refusals, state._recovery, lambda: None), told
+    return EarlyLooks(refusals, state._recovery, lambda: None, lambda: False), told
 
 
 def test_it_is_tried_once_and_told_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:

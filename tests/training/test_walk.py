@@ -119,6 +119,44 @@ def test_a_counter_that_decides_what_is_trained() -> None:
     )
 
 
+def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused in the end if the proof is not made."""
+    one = Training()
+    progress = Progress()
+
+    def train() -> None:
+        while one.state.step < 4:
+            rows = torch.randn(8, 4) * progress.noise()
+            progress.seen += len(rows)
+            one.optimizer.zero_grad()
+            loss = one.network(rows).square().mean()
+            loss.backward()
+            one.optimizer.step()
+            one.state.commit()
+
+    told = one.found(train, proven=True)
+    assert told == []
+    text = f"progress.seen is changed by the training ({line_in(train, 3)}), and the TrainState does not have it"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{text}: taskd keeps it with the state from now on.")
+    assert one.state._recovery.parts.taken.sent() == [("progress.seen", b"\x20")]
+    progress.seen += 1
+    one.state._recovery.rollback()
+    assert progress.seen == 32
+    one.early.refuse_taken()
+    assert told == [text]
+
+
+@pytest.mark.parametrize("data", ["sampler", "stream"])
+def test_what_a_loader_leads_to_is_not_taken_in(data: str) -> None:
+    """A loader that goes on somewhere goes through its data again."""
+    made: Any = DataLoader(Rows(), batch_size=2, sampler=Counting()) if data == "sampler" else DataLoader(Stream(), 2)
+    one = Training(loader=made)
+    (text,) = one.found(over_epochs(one, made), proven=True)
+    assert text.startswith("loader.")
+    assert not one.state._recovery.parts.taken.any
+
+
 def test_a_counter_on_the_function_and_a_global_one_and_one_in_a_table() -> None:
     one = Training()
 

@@ -38,16 +38,17 @@ class Training:
             self.optimizer = given(self.network.parameters())
         self.state = TrainState(model=self.network, optimizer=self.optimizer, seed=1, **parts)
 
-    def found(self, train: Callable[[], object]) -> list[str]:
-        """Run the function to its end; what was told of it."""
+    def found(self, train: Callable[[], object], *, proven: bool = False) -> list[str]:
+        """Run the function to its end; what was told of it. `proven`: whether a step is to be done twice."""
         told: list[str] = []
 
         def refuse(*, no_rebuild: str, no_newcomer: str, anew: str) -> None:
             told[:] = filter(None, [*no_rebuild.split("; "), no_newcomer])
 
         recovery = self.state._recovery
-        early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None)
+        self.early = early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, lambda: proven)
         recovery.on_commit = lambda _step: early.committed()
+        recovery.parts.taken.enter(train)
         taskd.resilient(self.state)(train)()
         return told
 

@@ -9,7 +9,7 @@ Rules:
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -116,6 +116,11 @@ class CommittedSteps:
     @backups.setter
     def backups(self, copying: Copying | None) -> None:
         self._backups = copying
+        self._board.demand(Extra.STATE)
+
+    def take_in(self, paths: Iterable[str]) -> None:
+        """Take values outside of the state into it, by their paths. Called behind a commit."""
+        self.parts.taken.take(paths)
         self._board.demand(Extra.STATE)
 
     def position(self, step: int) -> bytes:

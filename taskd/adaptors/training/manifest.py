@@ -13,6 +13,7 @@ import msgspec
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.inflight.fsdp2 import Flags
 from taskd.adaptors.training.parts.plain import Sent
+from taskd.adaptors.training.parts.taken_in import Taken
 from taskd.errors import DistrustError
 
 _LIMIT_BYTES: Final = 1 << 30
@@ -41,7 +42,8 @@ class StateManifest(msgspec.Struct, frozen=True):
 
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
     `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
-    loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`).
+    loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`), `taken` is what the self-check has
+    taken in.
     """
 
     step: int
@@ -55,6 +57,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     flags: Flags = []
     finite: bool = False
     layouts: dict[int, list[list[int]]] = {}
+    taken: list[Taken] = []
 
 
 class Framed(NamedTuple):

@@ -100,7 +100,7 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     replicas, flags = recovery.replicas, recovery.in_flight.flags
     manifest = StateManifest(
         recovery.step, parts, slots, position, buffers, changed, replicas.part, replicas.weights, flags,
-        recovery.losses.known_finite, recovery.lent_layouts.gives,
+        recovery.losses.known_finite, recovery.lent_layouts.gives, recovery.parts.taken.sent(),
     )  # fmt: skip
     return manifest, tensors
 
@@ -170,6 +170,7 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
             load(part, filled[name])
         recovery.parts.loose.put(loose or {})
         recovery.parts.plain.put(manifest.plain)
+        recovery.parts.taken.put(manifest.taken)
         recovery.in_flight.take(manifest.flags)
         recovery.replicas.take(manifest.weights)
         recovery.lent_layouts.arrive(manifest.layouts)

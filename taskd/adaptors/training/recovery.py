@@ -95,7 +95,7 @@ class StateRecovery(CommittedSteps):
         self.losses = Losses()
         self._empty = False
         self.parameters_moved: Callable[[], bool] = lambda: False
-        self._followers = Followers(parts.replicated)
+        self._followers = Followers(parts.replicated, parts.taken)
         self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         counts = self._board.counts
         self.steps = StepHooks(parts, counts, self._save, lambda: None if self.by_trainer else self._look_ahead())

@@ -68,6 +68,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 if runtime is None:
                     recovery.begin()
                     return function(*args, **kwargs)
+                recovery.parts.taken.enter(function)
                 tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
                 read_beforehand(function, (args, kwargs), state, runtime)
                 session = Session(runtime, recovery, getattr(function, "__code__", function))

@@ -21,6 +21,14 @@ calls: list[int] = []
 noise = torch.Generator().manual_seed(3)
 
 
+class Progress:
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+progress = Progress()
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +43,7 @@ torch.manual_seed(7 + rank())
 net = Net()
 model = DistributedDataParallel(net)
 optimizer: torch.optim.Optimizer
-if HOW == "closure":
+if HOW == "lbfgs":
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=2)
 else:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -52,8 +60,6 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
     if HOW == "counter":
         calls.append(1)
         return x * (1 + 0.01 * len(calls))
-    if HOW == "generator":
-        return x + 0.1 * torch.randn(x.shape, generator=noise)
     if HOW == "unseeded":
         own = torch.Generator()
         own.seed()
@@ -72,16 +78,23 @@ def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def step(x: torch.Tensor, y: torch.Tensor) -> None:
     optimizer.zero_grad()
-    if HOW == "closure":
+    if HOW in ("closure", "lbfgs"):
 
         def closure() -> float:
             optimizer.zero_grad()
             loss = loss_of(x, y)
             loss.backward()
-            return float(loss)
+            everybodys = loss.detach()
+            dist.all_reduce(everybodys)
+            return float(everybodys)
 
         optimizer.step(closure)
         return
+    if HOW == "number":
+        progress.seen += len(x)
+        x = x * (1 + 0.001 * progress.seen)
+    if HOW == "generator":
+        x = x + 0.1 * torch.randn(x.shape, generator=noise)
     loss = loss_of(mixed(x), y)
     if HOW == "scaler":
         scaler.scale(loss).backward()

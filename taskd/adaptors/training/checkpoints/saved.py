@@ -61,7 +61,7 @@ def go_back(recovery: StateRecovery, step: int) -> tuple[bytes, str]:
     with recovery.restoring(step):
         draft.put()
     recovery.saved = known[0]
-    inexact = recovery.parts.loose.changed() or recovery.parts.plain.changed()
+    inexact = recovery.parts.loose.changed() or recovery.parts.plain.changed() or recovery.parts.taken.any
     return position, "what is in no state_dict() is not that of the checkpoint" if inexact else ""
 
 

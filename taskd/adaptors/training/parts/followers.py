@@ -31,6 +31,7 @@ from torch.optim.swa_utils import AveragedModel
 from taskd.adaptors.training.fingerprints import Fingerprint
 from taskd.adaptors.training.parts.follower import Follower
 from taskd.adaptors.training.parts.library_part import LibraryPart
+from taskd.adaptors.training.parts.taken_in import TakenIn
 from taskd.adaptors.training.script.rest import Rest
 from taskd.adaptors.training.sharding.own_state import own_state
 
@@ -42,9 +43,10 @@ class Followers:
 
     Args:
         replicated: the parts that are equal on all ranks, by name.
+        taken: what the self-check has taken in beside them.
     """
 
-    def __init__(self, replicated: dict[str, Any]) -> None:
+    def __init__(self, replicated: dict[str, Any], taken: TakenIn) -> None:
         optimizers = [part for part in replicated.values() if isinstance(part, torch.optim.Optimizer)]
         trained = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
         self._models = [p for p in replicated.values() if isinstance(p, torch.nn.Module) and _has(p, trained)]
@@ -65,8 +67,13 @@ class Followers:
         self.rest = Rest()
         """What the script had still to do of a step that was interrupted."""
         self._mark_schedulers()
-        self.any = bool(self._parts or self._schedulers or self._library)
+        self._taken = taken
+        self._has_parts = bool(self._parts or self._schedulers or self._library)
+
+    @property
+    def any(self) -> bool:
         """Whether there is anything to mark."""
+        return self._has_parts or self._taken.any
 
     def mark(self) -> None:
         """A step is committed."""
@@ -84,6 +91,7 @@ class Followers:
             part.mark()
         for library in self._library.values():
             library.committed()
+        self._taken.committed()
 
     def settle(self) -> None:
         """What is there now is that of the last committed step, however it came to be."""
@@ -93,6 +101,7 @@ class Followers:
             part.settle()
         for library in self._library.values():
             library.settled()
+        self._taken.committed()
 
     def save(self) -> None:
         """From now on what has moved since a commit is done again."""
@@ -109,6 +118,7 @@ class Followers:
         """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
         for library in self._library.values():
             library.put_back()
+        self._taken.put_back()
         if not self._held:
             for part in self._parts:
                 part.put_back()
@@ -142,6 +152,7 @@ class Followers:
         late = [type(s).__name__ for s in self._standing() if rest.may_move(s) and not (steady and _steps_alone(s))]
         late += [part.name for part in self._parts if rest.may_move(part.part) and self._is_late(part)]
         late += [name for name, library in self._library.items() if library.lags()]
+        late += self._taken.standing
         if late and not self._told:
             self._told = True
             _log.warning(

@@ -35,6 +35,7 @@ from taskd.adaptors.training.parts.containers import opened
 from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_state
 from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.parts.plain import Plain
+from taskd.adaptors.training.parts.taken_in import TakenIn
 from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
@@ -71,6 +72,7 @@ class Parts:
         self.optimizers = [part for part in self.replicated.values() if isinstance(part, torch.optim.Optimizer)]
         self.loose = Loose(self.replicated)
         self.plain = Plain(self.replicated)
+        self.taken = TakenIn()
         self.meter = Meter()
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
         self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")

@@ -22,8 +22,8 @@ import torch
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.proof.outside_state import Judge
-from taskd.adaptors.training.proof.own_states import differing
+from taskd.adaptors.training.proof.outside_state import Judge, OutsideState
+from taskd.adaptors.training.proof.own_states import alike, differing
 from taskd.adaptors.training.proof.roots import Entered, Held, roots_of, weights_of
 from taskd.adaptors.training.proof.tried import unloadable
 from taskd.adaptors.training.proof.walk import SeenValue, Walk
@@ -31,8 +31,8 @@ from taskd.adaptors.training.recovery import StateRecovery
 from taskd.runtime.worker import worker
 
 _log = logging.getLogger(__name__)
-_EARLY: Final = (2, 4)
-"""Commits of this process behind which it walks."""
+_EARLY: Final = (1, 2)
+"""Commits of this process behind which it walks: what is taken in then is proven in the third step."""
 _LATEST: Final = 12
 """And this one, if there was no evaluation before."""
 _MOST: Final = 4
@@ -53,10 +53,19 @@ class EarlyLooks:
         refusals: those of the process.
         recovery: of its state.
         look_again: has `committed` called at the next commit.
+        is_proven: whether the third step is to be done twice, or was in an earlier start, and came out the same.
     """
 
-    def __init__(self, refusals: Refusals, recovery: StateRecovery, look_again: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        refusals: Refusals,
+        recovery: StateRecovery,
+        look_again: Callable[[], None],
+        is_proven: Callable[[], bool],
+    ) -> None:
         self._refusals, self._recovery, self._look_again = refusals, recovery, look_again
+        self._is_proven = is_proven
+        self._taken: list[Matter] = []
         self._number = next(_numbers)
         self._interruptions = recovery.interruptions
         self._commits = self._walks = 0
@@ -72,6 +81,10 @@ class EarlyLooks:
     def owe(self) -> bool:
         """Whether the next commit is wanted, too."""
         return not self._over and self._commits < _LATEST
+
+    def refuse_taken(self) -> None:
+        """Refuse what was taken in: there is no proof that the training goes on with it."""
+        self._tell(self._taken)
 
     def committed(self) -> None:
         """A step is committed."""
@@ -114,12 +127,30 @@ class EarlyLooks:
         self._walks += 1
         if self._seen:
             found = Judge(entered, held, self._weights).compare(self._seen, walk.seen)
-            self._tell([one.matter(entered.line) for one in found])
+            self._tell([one.matter(entered.line) for one in self._take_in(found, entered.line)])
         self._seen = walk.seen
         if self._walks == 2:
             self._tell([_differing(name, parts) for name in differing(parts, str(self._number))])
         took_ms = 1e3 * (time.monotonic() - begun_s)
         _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
+
+    def _take_in(self, found: list[OutsideState], function_line: str) -> list[OutsideState]:
+        """Take what all ranks have alike, and a new process can be given, into the state. Return the rest.
+
+        What changes from step to step is: whether it goes on right is seen in the step that is done twice.
+        """
+        if self._commits != _EARLY[-1] or allows_inexact() or not self._is_proven():
+            return found
+        taken = self._recovery.parts.taken
+        values = taken.candidates(one.path for one in found if one.is_value)
+        paths = alike(values, f"{self._number}/{self._walks}") if values else set()
+        if paths:
+            self._recovery.take_in(paths)
+        for one in found:
+            if one.path in paths:
+                self._refusals.tell(one.taken_in)
+                self._taken.append(one.matter(function_line))
+        return [one for one in found if one.path not in paths]
 
     def _tell(self, found: list[Matter]) -> None:
         new = [matter for matter in found if matter.text not in self._told]

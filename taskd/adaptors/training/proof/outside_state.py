@@ -45,6 +45,8 @@ class OutsideState:
     path: str
     more: int
     line: str
+    is_value: bool = False
+    """Whether it is a number or a generator, and no loader leads to it."""
 
     def matter(self, function_line: str) -> Matter:
         """Return what is told and refused."""
@@ -52,6 +54,16 @@ class OutsideState:
         where = f"({self.line})" if self.line else f"(the training function: {function_line})"
         text = f"{self.path}{more} is changed by the training {where}, and the TrainState does not have it"
         return Matter(text, _REMEDY, no_rebuild=True)
+
+    @property
+    def taken_in(self) -> str:
+        """What is told of a value that was taken into the state."""
+        where = f" ({self.line})" if self.line else ""
+        return (
+            f"{self.path} is changed by the training{where}, and the TrainState does not have it: taskd keeps it with "
+            "the state from now on. A new process gets a peer's, and a step that is done again begins with it. A "
+            "checkpoint does not have it"
+        )
 
 
 class Judge:
@@ -117,7 +129,11 @@ class Judge:
     def _generator(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
         reaches = one.of_data or self.influence.reaches(one.owner) or self.influence.takes(path)
-        return [OutsideState(path, 0, _named_at(one.name, texts))] if reaches and not is_seeded(one.name, texts) else []
+        return (
+            [OutsideState(path, 0, _named_at(one.name, texts), not one.of_data)]
+            if reaches and not is_seeded(one.name, texts)
+            else []
+        )
 
     def _number(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
@@ -130,9 +146,9 @@ class Judge:
         own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
         methods = [text[0] for text in own if text[0] and is_read(one.name, [text])]
         if self.influence.takes(path):
-            return [OutsideState(path, 0, line)]
+            return [OutsideState(path, 0, line, not one.of_data)]
         reaches = one.of_data or self.influence.reaches(one.owner, methods)
-        return [OutsideState(path, 0, line)] if reaches and (methods or not own) else []
+        return [OutsideState(path, 0, line, not one.of_data)] if reaches and (methods or not own) else []
 
     def _of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
         """The texts that may change or read it: those of its class, and the functions that are running."""

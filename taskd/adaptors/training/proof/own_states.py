@@ -1,4 +1,6 @@
-"""State of optimizers and averages that differs between ranks with equal weights: each rank's own, which no donor has.
+"""What another rank has, too, or otherwise: state of optimizers and averages, and values outside of the state.
+
+State that differs between ranks with equal weights is each rank's own, which no donor has.
 
 Rules:
 
@@ -45,18 +47,41 @@ def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
     own = dict(_digests(parts))
     if len(own) < 2:
         return []
-    text = ";".join(f"{name}={value}" for name, value in own.items())
-    store.set(str(rank), text)
+    theirs = _exchange(own, store, rank)
+    if theirs is None:
+        return []
+    if theirs.pop("", None) != own.pop(""):
+        return []
+    return [name for name, value in own.items() if theirs.get(name, value) != value]
+
+
+def alike(values: Mapping[str, bytes], key: str) -> set[str]:
+    """Return the names of values that another rank has, too. `key` as in `differing`.
+
+    It waits for a second at most. With one rank all are.
+    """
+    if not dist.is_initialized() or dist.get_world_size() < 2:
+        return set(values)
+    own = {_digest(name.encode()): _digest(value) for name, value in values.items()}
+    theirs = _exchange(own, dist.PrefixStore(f"taskd/alike/{key}", default_store()), dist.get_rank())
+    found = {name for name, value in own.items() if theirs is not None and theirs.get(name) == value}
+    return {name for name in values if _digest(name.encode()) in found}
+
+
+def _exchange(own: Mapping[str, str], store: dist.Store, rank: int) -> dict[str, str] | None:
+    """Show names and digests to another rank; return those of one other rank, or None if it has shown none."""
+    store.set(str(rank), ";".join(f"{name}={value}" for name, value in own.items()))
     other = str(0 if rank else 1)
     try:
         store.wait([other], _WAIT)
     except (RuntimeError, ValueError) as error:
-        _log.debug("rank %s has not shown its state: %s", other, error)
-        return []
-    theirs = dict(one.split("=", 1) for one in store.get(other).decode().split(";"))
-    if theirs.pop("", None) != own.pop(""):
-        return []
-    return [name for name, value in own.items() if theirs.get(name, value) != value]
+        _log.debug("rank %s has not shown what it has: %s", other, error)
+        return None
+    return dict(one.split("=", 1) for one in store.get(other).decode().split(";"))
+
+
+def _digest(value: bytes) -> str:
+    return hashlib.blake2b(value, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _digests(parts: Parts) -> Iterator[tuple[str, str]]:

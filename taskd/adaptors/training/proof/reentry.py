@@ -4,7 +4,7 @@ Rules:
 
 1. All ranks leave the training function together, behind the backward pass of the third step of a job and before any
    optimizer changes anything, and enter it again at the last committed step. No group is formed anew, and no state is
-   copied: it costs one step.
+   copied: it costs one step. An optimizer that is given a closure has called it for the first time then.
 2. They leave only if all have agreed to (`agreement.py`): a rank that would not come there, or whose step could not be
    done again, says why, and the verdict is `unproven`.
 3. What the step consists of (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
@@ -14,6 +14,7 @@ Rules:
 5. A fault ends the proof. Nothing of it fails a job: its own errors are logged, and the step goes on.
 """
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -123,16 +124,39 @@ class ReentryProof:
         if not self._hooks:
             self._object("the state has no optimizer")
 
-    def before_step(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An optimizer is about to step.
+    def before_step(
+        self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """An optimizer is about to step. Return what it is to be called with, if not with these: with other closures.
 
         Raises:
             Reentered: the step is to be done again.
             Interrupted: a fault has come.
             RecoveryError: the training is not exact, and nobody starts it anew.
         """
+        optimizer, *given = args
+        if any(map(callable, (*given, *kwargs.values()))):
+            around = functools.partial(self._behind_closure, number)
+            return (optimizer, *map(around, given)), {name: around(value) for name, value in kwargs.items()}
+        self._behind_backward(number)
+        return None
+
+    def _behind_closure(self, number: int, value: Any) -> Any:
+        """Return a closure that computes the gradients as `value` does; anything else as it is."""
+        if not callable(value):
+            return value
+
+        @functools.wraps(value, updated=())
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            result = value(*args, **kwargs)
+            self._behind_backward(number)
+            return result
+
+        return closure
+
+    def _behind_backward(self, number: int) -> None:
         try:
-            leaves = self.stage is ProofStage.ARMED and self._leave(number, args, kwargs)
+            leaves = self.stage is ProofStage.ARMED and self._leave(number)
             if not leaves and self.redoes:
                 self._compare()
         except (Interrupted, RecoveryError):
@@ -146,9 +170,9 @@ class ReentryProof:
             self._recovery.withdraw_step()
             raise Reentered
 
-    def _leave(self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def _leave(self, number: int) -> bool:
         self._line = script_line()
-        agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=self._unfit(args, kwargs))
+        agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=self._unfit())
         if agreed != AGREED:
             self._end(CheckOutcome.UNPROVEN, agreed)
             return False
@@ -156,12 +180,10 @@ class ReentryProof:
         self.stage = ProofStage.AGAIN
         return True
 
-    def _unfit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _unfit(self) -> str:
         """Why the present step cannot be done again from here; "" if it can."""
         if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
             return f"{self._line}: the optimizer steps inside of the backward pass"
-        if any(map(callable, (*args, *kwargs.values()))):
-            return f"{self._line}: the optimizer is given a closure, and computes the gradients itself"
         return self._hindered() or self._recovery.why_not_again()
 
     def _compare(self) -> None:
@@ -199,10 +221,10 @@ class ReentryProof:
         self._hooks, self._first = [], None
 
 
-def _watching(proof: ReentryProof, number: int) -> Callable[..., None]:
+def _watching(proof: ReentryProof, number: int) -> Callable[..., Any]:
     """A function, so that an optimizer that has it can still be copied."""
 
-    def watch(_optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        proof.before_step(number, args, kwargs)
+    def watch(_optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return proof.before_step(number, args, kwargs)
 
     return watch

@@ -35,10 +35,16 @@ _REMEDY: Final = "Make what differs a part of the TrainState, or make it from st
 
 
 class SelfCheckRun:
-    """Proves, for one session of one process, that the step can be done again."""
+    """Proves, for one session of one process, that the step can be done again.
+
+    Attributes:
+        on_unproven: called if it is not known in the end.
+    """
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
         self._runtime, self._link, self._recovery = runtime, runtime.link, recovery
+        self.on_unproven: Callable[[], None] = lambda: None
+        self._known = False
         self._proof: ReentryProof | None = None
         self._writes = EntryWrites()
         self._file: VerdictFile | None = None
@@ -47,6 +53,11 @@ class SelfCheckRun:
     def runs(self) -> bool:
         """Whether it wants to hear of commits."""
         return self._proof is not None and self._proof.runs
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether a step is to be done twice, or was in an earlier start, and came out the same."""
+        return self.runs or self._known
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
         """Return the function that is called in its place. Called when this process has entered the job's world."""
@@ -93,9 +104,10 @@ class SelfCheckRun:
         self._file = VerdictFile(config.run_dir / config.job_id, world_size)
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
+            self._known = known.outcome is CheckOutcome.EXACT
             self._heed(known)
             return
-        if config.generation or self._recovery.commits or self._recovery.by_trainer:
+        if config.generation or self._recovery.commits:
             return
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
@@ -152,6 +164,8 @@ class SelfCheckRun:
         if self._tells:
             logger.warning("self-check: %s", verdict.text)  # a script without logging shows nothing less
         self._heed(verdict)
+        if verdict.outcome is CheckOutcome.UNPROVEN:
+            self.on_unproven()
         if verdict.outcome is CheckOutcome.NOT_EXACT:
             start_anew(self._runtime, f"the self-check has changed the training, which is {verdict.text}")
 

@@ -1,23 +1,66 @@
 """Generators of random numbers that a script makes itself: which objects are one, and where one stands."""
 
+import ast
 import random
 import sys
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from taskd.adaptors.training.tree import bytes_of
 
+_ARRAY: Final = "array("
 
-def state_of_generator(value: Any) -> str | None:
-    """Where a generator of random numbers stands; None if a value is none."""
+
+def raw_state_of_generator(value: Any) -> Any:
+    """Where a generator of random numbers stands, in its own form; None if a value is none."""
     if isinstance(value, torch.Generator):
-        return bytes_of(value.get_state()).hex()
+        return value.get_state()
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
-        return repr(value.getstate())
+        return value.getstate()
     numpy: Any = sys.modules.get("numpy.random")
     if numpy is not None and isinstance(value, numpy.Generator):
-        return repr(value.bit_generator.state)
+        return value.bit_generator.state
     if numpy is not None and isinstance(value, numpy.RandomState):
-        return repr([value.get_state()[1].tobytes(), value.get_state()[2:]])
+        return value.get_state()
     return None
+
+
+def state_of_generator(value: Any) -> str | None:
+    """Where a generator of random numbers stands, as a text; None if a value is none."""
+    state = raw_state_of_generator(value)
+    return None if state is None else text_of_state(state)
+
+
+def text_of_state(state: Any) -> str:
+    """Return a text for what `raw_state_of_generator` has returned."""
+    if isinstance(state, torch.Tensor):
+        return bytes_of(state).hex()
+    if isinstance(state, tuple) and isinstance(state[0], str):  # of numpy's RandomState: name, array, and three numbers
+        return repr([state[1].tobytes(), state[2:]])
+    return repr(state)
+
+
+def put_generator(value: Any, state: Any) -> None:
+    """Have a generator go on from a state of its own kind, as `raw_state_of_generator` or `state_from` returns it."""
+    if isinstance(value, random.Random):
+        value.setstate(state)
+    elif hasattr(value, "bit_generator"):
+        value.bit_generator.state = state
+    else:
+        value.set_state(state)
+
+
+def state_from(text: str, value: Any) -> Any:
+    """Return the state of a generator of the kind of `value` from its text; None if the text has not all of it.
+
+    It has not where numpy keeps an array as a bit generator's state (`MT19937`, `Philox`, `SFC64`).
+    """
+    if isinstance(value, torch.Generator):
+        return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+    if _ARRAY in text:
+        return None
+    known = ast.literal_eval(text)
+    if isinstance(value, random.Random) or hasattr(value, "bit_generator"):
+        return known
+    return ("MT19937", sys.modules["numpy"].frombuffer(known[0], dtype="uint32"), *known[1])

@@ -1,0 +1,155 @@
+"""Numbers and generators that the script keeps outside of the state, and that the self-check has taken into it.
+
+Rules:
+
+1. They are found while the training runs (`proof/looks.py`), where all ranks have the same value. Before that, and
+   where a job does not check itself, there are none.
+2. They are copied behind each commit, and put back where a step is done again.
+3. A new process gets a peer's, and looks for their places in its own script.
+4. A step whose optimizers have stepped is counted only if all of them have changed since the commit: of one that stands
+   it is not known whether the rest of the step would have changed it.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.script.generators import (
+    put_generator,
+    raw_state_of_generator,
+    state_from,
+    text_of_state,
+)
+from taskd.adaptors.training.script.places import ValuePlace, place_of, variables_outside
+
+_SCALARS: Final = (bool, int, float)
+_LARGEST: Final = 4096
+"""Numbers in one array."""
+Taken = tuple[str, bytes]
+"""Path and value, encoded."""
+
+
+class _Copy(NamedTuple):
+    """Of one value."""
+
+    value: Any
+    of_generator: bool
+
+    @property
+    def encoded(self) -> bytes:
+        return text_of_state(self.value).encode() if self.of_generator else tree.pack(self.value)
+
+
+class TakenIn:
+    """Those of one training state."""
+
+    def __init__(self) -> None:
+        self._function: Any = None
+        self._variables: dict[str, ValuePlace] | None = None
+        self._places: dict[str, ValuePlace] = {}
+        self._saved: dict[str, _Copy] = {}
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any."""
+        return bool(self._places)
+
+    def enter(self, function: Any) -> None:
+        """A training function is about to be called: paths begin with its variables."""
+        if function is not self._function:
+            self._function, self._variables = function, None
+            self._places, self._saved = {}, {}
+
+    def candidates(self, paths: Iterable[str]) -> dict[str, bytes]:
+        """Return the values, encoded, of those of these paths that could be taken in."""
+        places = {path: place for path in paths if (place := self._find(path)) is not None}
+        copies = {path: copy for path, place in places.items() if (copy := _copied(place)) is not None}
+        return {
+            path: copy.encoded for path, copy in copies.items() if _value_of(copy.encoded, places[path]) is not None
+        }
+
+    def take(self, paths: Iterable[str]) -> None:
+        """Take these in, as they are now. A step is committed."""
+        self._places |= {path: place for path in paths if (place := self._find(path)) is not None}
+        self.committed()
+
+    def committed(self) -> None:
+        """What is there now is that of a committed step."""
+        self._saved = {path: copy for path, place in self._places.items() if (copy := _copied(place)) is not None}
+
+    def put_back(self) -> None:
+        """Make them those of the commit."""
+        for path, copy in self._saved.items():
+            _put_back(self._places[path], copy)
+
+    @property
+    def standing(self) -> list[str]:
+        """Paths of those that have not changed since the commit."""
+        return [path for path, copy in self._saved.items() if _is_as(self._places[path], copy)]
+
+    def sent(self) -> list[Taken]:
+        """Return all, as a new process is to get them."""
+        return [(path, copy.encoded) for path, copy in self._saved.items()]
+
+    def put(self, given: Sequence[Taken]) -> None:
+        """Take these in, with the values that a peer has. Raises `ValueError` where this process has no such place."""
+        for path, encoded in given:
+            place = self._find(path)
+            value = None if place is None else _value_of(encoded, place)
+            if place is None or value is None:
+                raise ValueError(f"the training of a peer changes {path}, and this process has no such thing there")
+            _put_back(place, value)
+            self._places[path] = place
+        if given:
+            self.committed()
+
+    def _find(self, path: str) -> ValuePlace | None:
+        if self._function is None:
+            return None
+        if self._variables is None:
+            self._variables = variables_outside(self._function)
+        return place_of(path, self._variables)
+
+
+def _copied(place: ValuePlace) -> _Copy | None:
+    """Return a copy of what stands there; None if it is of no kind that is taken in, or the way there has gone."""
+    try:
+        value = place.get()
+    except LookupError:
+        return None
+    if type(value) in _SCALARS:
+        return _Copy(value, of_generator=False)
+    if tree.is_numpy(value):
+        return _Copy(value.copy(), of_generator=False) if value.size <= _LARGEST else None
+    state = raw_state_of_generator(value)
+    return None if state is None else _Copy(state, of_generator=True)
+
+
+def _is_as(place: ValuePlace, copy: _Copy) -> bool:
+    now = _copied(place)
+    return now is not None and now.encoded == copy.encoded
+
+
+def _put_back(place: ValuePlace, copy: _Copy) -> None:
+    with suppress(LookupError):  # what has gone since the commit the training function makes anew
+        own = place.get()
+        if copy.of_generator:
+            put_generator(own, copy.value)
+        elif not tree.is_numpy(copy.value) or not copy.value.ndim:
+            place.put(copy.value)
+        elif tree.is_numpy(own) and own.shape == copy.value.shape:
+            own[...] = copy.value  # somebody else may hold the array, too
+        else:
+            place.put(copy.value.copy())
+
+
+def _value_of(encoded: bytes, place: ValuePlace) -> _Copy | None:
+    """Return what a peer has sent for this place; None if what stands there is of another kind, or does not take it."""
+    own = _copied(place)
+    if own is None:
+        return None
+    if not own.of_generator:
+        return _Copy(tree.unpack(encoded), of_generator=False)
+    state = state_from(encoded.decode(), place.get())
+    return None if state is None else _Copy(state, of_generator=True)

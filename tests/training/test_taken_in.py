@@ -1,0 +1,229 @@
+"""Values outside of the state that were taken into it: copied, put back, and given to a new process."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from taskd.adaptors.training.parts.taken_in import TakenIn
+from tests.training import taken_elsewhere
+from tests.training.taken_elsewhere import count as count_elsewhere
+
+total = 0
+both = 1
+
+
+def use(*_: Any) -> None:
+    """Name a variable."""
+
+
+class Progress:
+    """An object of a script."""
+
+    kinds = 3
+
+    def __init__(self) -> None:
+        self.seen = 3
+        self.counts: dict[str, Any] = {"x": 1, "rows": [1, 2]}
+        self.mean: Any = np.zeros(3)
+
+    @property
+    def twice(self) -> int:
+        """What a walk does not come to."""
+        raise AssertionError("a property was called")
+
+
+class Script:
+    """A training function with all that it uses, as one process has it."""
+
+    def __init__(self) -> None:
+        global total  # noqa: PLW0603 - as a script has it
+        total = 0
+        progress = Progress()
+        rows = 7
+        drawn = torch.Generator().manual_seed(3)
+        dice, numpy, old = random.Random(4), np.random.default_rng(5), np.random.RandomState(6)
+        twister = np.random.Generator(np.random.MT19937(7))
+        system = random.SystemRandom()
+        generators: dict[str, Any] = {"drawn": drawn, "dice": dice, "numpy": numpy, "old": old}
+        self.progress, self.generators = progress, generators
+
+        def train() -> None:
+            global total  # noqa: PLW0603
+            nonlocal rows
+            total += 1
+            rows += 1
+            progress.seen += 1
+            progress.counts["x"] += 1
+            progress.counts["rows"][1] += 1
+            progress.mean += 1
+            use(twister, system, both)
+            count_elsewhere()
+
+        self.train = train
+        self.rows: Callable[[], int] = lambda: rows
+
+    @property
+    def now(self) -> list[Any]:
+        """All values of it."""
+        own = self.progress
+        return [total, self.rows(), own.seen, own.counts["x"], own.counts["rows"][1], own.mean.tolist()]
+
+    def draw(self) -> list[float]:
+        """The next number of each generator."""
+        made = self.generators
+        return [
+            float(torch.rand(1, generator=made["drawn"])),
+            made["dice"].random(),
+            made["numpy"].random(),
+            made["old"].rand(),
+        ]
+
+
+NUMBERS = [
+    "total",
+    "rows",
+    "progress.seen",
+    "progress.counts['x']",
+    "progress.counts['rows'][1]",
+    "progress.mean",
+]
+GENERATORS = [f"generators['{name}']" for name in ("drawn", "dice", "numpy", "old")]
+
+
+def taken(script: Script, paths: list[str]) -> TakenIn:
+    found = TakenIn()
+    found.enter(script.train)
+    assert list(found.candidates(paths)) == paths
+    found.take(paths)
+    return found
+
+
+def test_numbers_are_put_back() -> None:
+    script = Script()
+    found = taken(script, NUMBERS)
+    was, array = script.now, script.progress.mean
+    assert found.standing == NUMBERS
+    script.train()
+    assert script.now != was
+    assert not found.standing
+    found.put_back()
+    assert script.now == was
+    assert script.progress.mean is array
+    script.train()
+    found.committed()
+    then = script.now
+    script.train()
+    found.put_back()
+    assert script.now == then
+
+
+def test_generators_are_put_back() -> None:
+    script = Script()
+
+    def train() -> None:
+        use(script)
+
+    found = TakenIn()
+    found.enter(train)
+    paths = [f"script.{path}" for path in GENERATORS]
+    found.take(found.candidates(paths))
+    assert found.standing == paths
+    drawn = script.draw()
+    assert not found.standing
+    found.put_back()
+    assert script.draw() == drawn
+
+
+def test_a_new_process_gets_them() -> None:
+    donor, newcomer = Script(), Script()
+    found = taken(donor, NUMBERS[1:])
+    donor.train()
+    found.committed()
+    given = TakenIn()
+    given.enter(newcomer.train)
+    assert not given.any
+    given.put(found.sent())
+    assert newcomer.now[1:] == donor.now[1:]
+    assert given.any
+    newcomer.train()
+    given.put_back()
+    assert newcomer.now[1:] == donor.now[1:]
+
+
+def training_with(generator: Any) -> Callable[[], None]:
+    """A training function that draws from it."""
+
+    def train() -> None:
+        use(generator)
+
+    return train
+
+
+@pytest.mark.parametrize("name", ["drawn", "dice", "numpy", "old"])
+def test_a_new_process_gets_generators(name: str) -> None:
+    donor, newcomer = Script(), Script()
+    states = []
+    for script in (donor, newcomer):
+        made = script.generators[name]
+
+        states.append(TakenIn())
+        states[-1].enter(training_with(made))
+    donor.draw()
+    states[0].take(["generator"])
+    states[1].put(states[0].sent())
+    assert newcomer.generators[name] is made
+    place = list(donor.generators).index(name)
+    assert newcomer.draw()[place] == donor.draw()[place]
+
+
+def test_what_has_no_place_is_left() -> None:
+    script = Script()
+    found = TakenIn()
+    others = ["nothing", "progress.nothing", "progress.kinds", "progress.twice", "progress.counts", "progress.seen.x"]
+    others += ["progress.counts['y']", "progress.counts['rows'][7]", "total[0]", "twister", "system", "(1)", "f("]
+    assert not found.candidates(["total"])
+    found.enter(script.train)
+    assert not found.candidates(others)
+    assert list(found.candidates([*others, "total"])) == ["total"]
+
+
+def test_a_name_of_two_variables_has_no_place() -> None:
+    """A function of another module of the script's has a global variable of that name, too."""
+    found = TakenIn()
+    found.enter(Script().train)
+    assert taken_elsewhere.both != both
+    assert not found.candidates(["both"])
+
+
+def test_a_process_that_has_no_such_thing_takes_nothing() -> None:
+    found = taken(Script(), NUMBERS)
+
+    def train() -> None: ...
+
+    given = TakenIn()
+    given.enter(train)
+    with pytest.raises(ValueError, match="a peer changes total, and this process has no such thing there"):
+        given.put(found.sent())
+
+
+def test_what_has_gone_since_the_commit_is_passed_over() -> None:
+    script = Script()
+    found = taken(script, NUMBERS)
+    del script.progress.counts["x"]
+    script.progress.counts["rows"] = []
+    found.put_back()
+    assert "x" not in script.progress.counts
+    assert not {"progress.counts['x']", "progress.counts['rows'][1]"} & set(found.standing)
+
+
+def test_another_function_begins_without_any() -> None:
+    script = Script()
+    found = taken(script, NUMBERS)
+    found.enter(script.train)
+    assert found.any
+    found.enter(Script().train)
+    assert not found.any
