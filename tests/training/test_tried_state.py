@@ -15,6 +15,7 @@ from torch import nn
 from taskd.adaptors.training import packing, tree
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.looks import EarlyLooks
+from taskd.adaptors.training.proof.reentry import ProofOutlook
 from taskd.adaptors.training.proof.tried import unloadable
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
@@ -139,7 +140,7 @@ class Raising(Kept):
 def looks_of(state: TrainState) -> tuple[EarlyLooks, list[str]]:
     told: list[str] = []
     refusals = Refusals(lambda *, no_rebuild, no_newcomer, anew: told.append(no_rebuild), tells=True)
-    return EarlyLooks(refusals, state._recovery, lambda: None, lambda: False), told
+    return EarlyLooks(refusals, state._recovery, lambda: None, lambda: ProofOutlook.NONE), told
 
 
 def test_it_is_tried_once_and_told_with_its_remedy(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from taskd.adaptors.training.proof import own_states
+from taskd.adaptors.training.proof.reentry import ProofOutlook
 from taskd.adaptors.training.state import TrainState
 from tests.e2e.job import Job
 from tests.e2e.plan import point
@@ -119,13 +120,14 @@ def test_a_counter_that_decides_what_is_trained() -> None:
     )
 
 
-def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixture) -> None:
-    """It is refused in the end if the proof is not made."""
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixture, *, exact: bool) -> None:
+    """It is refused until then, and for good if the proof is not made."""
     one = Training()
     progress = Progress()
 
     def train() -> None:
-        while one.state.step < 4:
+        while one.state.step < STEPS:
             rows = torch.randn(8, 4) * progress.noise()
             progress.seen += len(rows)
             one.optimizer.zero_grad()
@@ -134,17 +136,37 @@ def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixtu
             one.optimizer.step()
             one.state.commit()
 
-    told = one.found(train, proven=True)
-    assert told == []
+    told = one.found(train, ProofOutlook.TO_COME)
     text = f"progress.seen is changed by the training ({line_in(train, 3)}), and the TrainState does not have it"
+    assert told == [text]
+    assert not one.refusals.of_newcomers
     (record,) = caplog.records
     assert record.getMessage().startswith(f"{text}: taskd keeps it with the state from now on.")
-    assert one.state._recovery.parts.taken.sent() == [("progress.seen", b"\x20")]
-    progress.seen += 1
+    ((path, _),) = one.state._recovery.parts.taken.sent()
+    assert path == "progress.seen"
+    seen, progress.seen = progress.seen, 0
     one.state._recovery.rollback()
-    assert progress.seen == 32
-    one.early.refuse_taken()
-    assert told == [text]
+    assert progress.seen == seen
+    one.refusals.prove(exact=exact)
+    assert told == ([] if exact else [text])
+    assert one.refusals.of_newcomers is not exact
+
+
+def test_what_was_proven_before_is_taken_in() -> None:
+    """In an earlier start of the job."""
+    one = Training()
+    progress = Progress()
+
+    def train() -> None:
+        while one.state.step < STEPS:
+            rows = torch.randn(8, 4) * progress.noise()
+            progress.seen += len(rows)
+            one.network(rows).square().mean().backward()
+            one.optimizer.step()
+            one.state.commit()
+
+    assert one.found(train, ProofOutlook.EXACT) == []
+    assert one.state._recovery.parts.taken.any
 
 
 @pytest.mark.parametrize("data", ["sampler", "stream"])
@@ -152,7 +174,7 @@ def test_what_a_loader_leads_to_is_not_taken_in(data: str) -> None:
     """A loader that goes on somewhere goes through its data again."""
     made: Any = DataLoader(Rows(), batch_size=2, sampler=Counting()) if data == "sampler" else DataLoader(Stream(), 2)
     one = Training(loader=made)
-    (text,) = one.found(over_epochs(one, made), proven=True)
+    (text,) = one.found(over_epochs(one, made), ProofOutlook.EXACT)
     assert text.startswith("loader.")
     assert not one.state._recovery.parts.taken.any
 

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 import taskd
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.looks import EarlyLooks
+from taskd.adaptors.training.proof.reentry import ProofOutlook
 from taskd.adaptors.training.state import TrainState
 
 STEPS = 14
@@ -38,15 +39,16 @@ class Training:
             self.optimizer = given(self.network.parameters())
         self.state = TrainState(model=self.network, optimizer=self.optimizer, seed=1, **parts)
 
-    def found(self, train: Callable[[], object], *, proven: bool = False) -> list[str]:
-        """Run the function to its end; what was told of it. `proven`: whether a step is to be done twice."""
+    def found(self, train: Callable[[], object], proof: ProofOutlook = ProofOutlook.NONE) -> list[str]:
+        """Run the function to its end; what was told of it."""
         told: list[str] = []
 
         def refuse(*, no_rebuild: str, no_newcomer: str, anew: str) -> None:
             told[:] = filter(None, [*no_rebuild.split("; "), no_newcomer])
 
         recovery = self.state._recovery
-        self.early = early = EarlyLooks(Refusals(refuse, tells=True), recovery, lambda: None, lambda: proven)
+        self.refusals = Refusals(refuse, tells=True)
+        early = EarlyLooks(self.refusals, recovery, lambda: None, lambda: proof)
         recovery.on_commit = lambda _step: early.committed()
         recovery.parts.taken.enter(train)
         taskd.resilient(self.state)(train)()

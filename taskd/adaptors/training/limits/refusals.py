@@ -46,6 +46,7 @@ class Refusals:
         self._refuse = refuse
         self._tells = tells
         self._matters: dict[str, Matter] = {}
+        self._unproven: dict[str, Matter] = {}
         self._first_step = self._anew = ""
         self.warned = False
         """Whether something was found that is not refused."""
@@ -65,6 +66,19 @@ class Refusals:
             if self._tells:
                 logger.warning("%s: at a fault all processes start anew. %s", matter.text, matter.remedy)
         self._say()
+
+    def until_proven(self, *matters: Matter) -> None:
+        """Refuse these too, without a word, until it is known whether they matter."""
+        self._unproven.update((matter.text, matter) for matter in matters)
+        self._say()
+
+    def prove(self, *, exact: bool) -> None:
+        """It is known now: what was refused until then is not refused any more if the training is `exact`."""
+        unproven, self._unproven = self._unproven, {}
+        if unproven and exact:
+            self._say()
+        elif unproven:
+            self.add(*unproven.values())
 
     def warn(self, *texts: str) -> None:
         """Warn of what is not refused."""
@@ -92,8 +106,9 @@ class Refusals:
         self._say()
 
     def _say(self) -> None:
-        rebuild = "; ".join(matter.text for matter in self._matters.values() if matter.no_rebuild)
-        texts = [matter.text for matter in self._matters.values() if not matter.no_rebuild]
+        matters = (self._matters | self._unproven).values()
+        rebuild = "; ".join(matter.text for matter in matters if matter.no_rebuild)
+        texts = [matter.text for matter in matters if not matter.no_rebuild]
         newcomer = "; ".join(filter(None, [*texts, self._first_step]))
         self._refuse(no_rebuild=rebuild, no_newcomer=newcomer, anew=self._anew)
 

@@ -31,6 +31,7 @@ from torch.optim.swa_utils import AveragedModel
 from taskd.adaptors.training.fingerprints import Fingerprint
 from taskd.adaptors.training.parts.follower import Follower
 from taskd.adaptors.training.parts.library_part import LibraryPart
+from taskd.adaptors.training.parts.plain_copy import SCHEDULED
 from taskd.adaptors.training.parts.taken_in import TakenIn
 from taskd.adaptors.training.script.rest import Rest
 from taskd.adaptors.training.sharding.own_state import own_state
@@ -247,9 +248,7 @@ def _differs(now: Any, held: Any) -> bool:
 
 
 def _values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """What schedulers change of an optimizer's groups."""
-    names = ("lr", "momentum", "betas")
-    return [{name: _copied(group[name]) for name in names if name in group} for group in optimizer.param_groups]
+    return [{name: _copied(group[name]) for name in SCHEDULED if name in group} for group in optimizer.param_groups]
 
 
 def _copied(value: Any) -> Any:

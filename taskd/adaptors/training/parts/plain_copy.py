@@ -16,7 +16,8 @@ import torch
 from taskd.adaptors.training import tree
 
 _MOST_BYTES: Final = 4096
-_NAMES: Final = ("lr", "momentum", "betas", "weight_decay")
+SCHEDULED: Final = ("lr", "momentum", "betas", "weight_decay")
+"""Hyperparameters of an optimizer's groups that schedulers change."""
 _PLAIN: Final = (bool, int, float, str, bytes, type(None))
 
 
@@ -65,7 +66,10 @@ class PlainCopy:
 
     def _now(self) -> bytes:
         try:
-            value = self._part.state_dict(), [{k: group[k] for k in _NAMES if k in group} for group in self._groups()]
+            value = (
+                self._part.state_dict(),
+                [{k: group[k] for k in SCHEDULED if k in group} for group in self._groups()],
+            )
             content = tree.pack(value) if _is_plain(value) else b""
         except Exception:  # noqa: BLE001 - code of the user's, which is called in a healthy step
             content = b""

@@ -55,6 +55,10 @@ class TakenIn:
         """Whether there are any."""
         return bool(self._places)
 
+    def has(self, path: str) -> bool:
+        """Whether this one was taken in."""
+        return path in self._places
+
     def enter(self, function: Any) -> None:
         """A training function is about to be called: paths begin with its variables."""
         if function is not self._function:

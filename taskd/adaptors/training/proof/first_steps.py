@@ -104,8 +104,7 @@ class CheckedFirstSteps(WatchedSteps):
         from taskd.adaptors.training.proof.set_up_writes import SetUpWrites
 
         super().__init__(runtime, recovery, watch_commit)
-        self._looks = EarlyLooks(runtime.refusals, recovery, watch_commit, lambda: self._check.is_proven)
-        self._check.on_unproven = self._looks.refuse_taken
+        self._looks = EarlyLooks(runtime.refusals, recovery, watch_commit, lambda: self._check.outlook)
         files = noted_set_up_files()
         self._writes = None if files is None else SetUpWrites(files, runtime.refusals.tell)
 

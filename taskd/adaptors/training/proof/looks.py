@@ -24,6 +24,7 @@ from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.proof.outside_state import Judge, OutsideState
 from taskd.adaptors.training.proof.own_states import alike, differing
+from taskd.adaptors.training.proof.reentry import ProofOutlook
 from taskd.adaptors.training.proof.roots import Entered, Held, roots_of, weights_of
 from taskd.adaptors.training.proof.tried import unloadable
 from taskd.adaptors.training.proof.walk import SeenValue, Walk
@@ -53,7 +54,7 @@ class EarlyLooks:
         refusals: those of the process.
         recovery: of its state.
         look_again: has `committed` called at the next commit.
-        is_proven: whether the third step is to be done twice, or was in an earlier start, and came out the same.
+        proof: what is known of the step that is done twice.
     """
 
     def __init__(
@@ -61,11 +62,10 @@ class EarlyLooks:
         refusals: Refusals,
         recovery: StateRecovery,
         look_again: Callable[[], None],
-        is_proven: Callable[[], bool],
+        proof: Callable[[], ProofOutlook],
     ) -> None:
         self._refusals, self._recovery, self._look_again = refusals, recovery, look_again
-        self._is_proven = is_proven
-        self._taken: list[Matter] = []
+        self._proof = proof
         self._number = next(_numbers)
         self._interruptions = recovery.interruptions
         self._commits = self._walks = 0
@@ -81,10 +81,6 @@ class EarlyLooks:
     def owe(self) -> bool:
         """Whether the next commit is wanted, too."""
         return not self._over and self._commits < _LATEST
-
-    def refuse_taken(self) -> None:
-        """Refuse what was taken in: there is no proof that the training goes on with it."""
-        self._tell(self._taken)
 
     def committed(self) -> None:
         """A step is committed."""
@@ -137,19 +133,22 @@ class EarlyLooks:
     def _take_in(self, found: list[OutsideState], function_line: str) -> list[OutsideState]:
         """Take what all ranks have alike, and a new process can be given, into the state. Return the rest.
 
-        What changes from step to step is: whether it goes on right is seen in the step that is done twice.
+        What changes from step to step is: whether it goes on right is seen in the step that is done twice. Until then
+        it is refused.
         """
-        if self._commits != _EARLY[-1] or allows_inexact() or not self._is_proven():
+        taken, proof = self._recovery.parts.taken, self._proof()
+        found = [one for one in found if not taken.has(one.path)]
+        if self._commits != _EARLY[-1] or allows_inexact() or proof is ProofOutlook.NONE:
             return found
-        taken = self._recovery.parts.taken
         values = taken.candidates(one.path for one in found if one.is_value)
         paths = alike(values, f"{self._number}/{self._walks}") if values else set()
         if paths:
             self._recovery.take_in(paths)
-        for one in found:
-            if one.path in paths:
-                self._refusals.tell(one.taken_in)
-                self._taken.append(one.matter(function_line))
+        chosen = [one for one in found if one.path in paths]
+        for one in chosen:
+            self._refusals.tell(one.taken_in)
+        if proof is ProofOutlook.TO_COME:
+            self._refusals.until_proven(*(one.matter(function_line) for one in chosen))
         return [one for one in found if one.path not in paths]
 
     def _tell(self, found: list[Matter]) -> None:

@@ -45,6 +45,14 @@ class Reentered(Interrupted):
     """Leaves the training function for the proof: nothing has failed."""
 
 
+class ProofOutlook(Enum):
+    """What one can count on."""
+
+    NONE = "no step is done twice"
+    TO_COME = "one will be, or is at present"
+    EXACT = "one was in an earlier start of the job, and came out the same"
+
+
 class ProofStage(Enum):
     """How far the proof has come."""
 

@@ -21,7 +21,7 @@ from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.proof.agreement import Agreement
 from taskd.adaptors.training.proof.anew import start_anew
 from taskd.adaptors.training.proof.entry_writes import EntryWrites
-from taskd.adaptors.training.proof.reentry import Reentered, ReentryProof
+from taskd.adaptors.training.proof.reentry import ProofOutlook, Reentered, ReentryProof
 from taskd.adaptors.training.proof.verdict import VerdictFile
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.runtime import Runtime
@@ -35,16 +35,11 @@ _REMEDY: Final = "Make what differs a part of the TrainState, or make it from st
 
 
 class SelfCheckRun:
-    """Proves, for one session of one process, that the step can be done again.
-
-    Attributes:
-        on_unproven: called if it is not known in the end.
-    """
+    """Proves, for one session of one process, that the step can be done again."""
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
         self._runtime, self._link, self._recovery = runtime, runtime.link, recovery
-        self.on_unproven: Callable[[], None] = lambda: None
-        self._known = False
+        self._known_exact = False
         self._proof: ReentryProof | None = None
         self._writes = EntryWrites()
         self._file: VerdictFile | None = None
@@ -55,9 +50,11 @@ class SelfCheckRun:
         return self._proof is not None and self._proof.runs
 
     @property
-    def is_proven(self) -> bool:
-        """Whether a step is to be done twice, or was in an earlier start, and came out the same."""
-        return self.runs or self._known
+    def outlook(self) -> ProofOutlook:
+        """What is known of the step that is done twice."""
+        if self.runs:
+            return ProofOutlook.TO_COME
+        return ProofOutlook.EXACT if self._known_exact else ProofOutlook.NONE
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
         """Return the function that is called in its place. Called when this process has entered the job's world."""
@@ -91,8 +88,9 @@ class SelfCheckRun:
 
     def cancel(self) -> None:
         """A fault has come, or the training is over: nothing is proven any more."""
-        if self._proof is not None:
+        if self._proof is not None and self._proof.runs:
             self._proof.cancel()
+            self._runtime.refusals.prove(exact=False)
 
     # Inside.
 
@@ -104,7 +102,7 @@ class SelfCheckRun:
         self._file = VerdictFile(config.run_dir / config.job_id, world_size)
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
-            self._known = known.outcome is CheckOutcome.EXACT
+            self._known_exact = known.outcome is CheckOutcome.EXACT
             self._heed(known)
             return
         if config.generation or self._recovery.commits:
@@ -164,8 +162,7 @@ class SelfCheckRun:
         if self._tells:
             logger.warning("self-check: %s", verdict.text)  # a script without logging shows nothing less
         self._heed(verdict)
-        if verdict.outcome is CheckOutcome.UNPROVEN:
-            self.on_unproven()
+        self._runtime.refusals.prove(exact=verdict.outcome is CheckOutcome.EXACT)
         if verdict.outcome is CheckOutcome.NOT_EXACT:
             start_anew(self._runtime, f"the self-check has changed the training, which is {verdict.text}")
 
