@@ -57,6 +57,25 @@ def test_a_gradient_that_is_missing_differs() -> None:
     assert first(before, parts) == "the gradient of model.0.weight"
 
 
+def test_what_only_an_optimizer_has_is_compared_too() -> None:
+    """As with ZeRO, whose masters have the gradients."""
+    model, _, _ = made()
+    masters = [one.detach().clone() for one in model.parameters()]
+    for master, one in zip(masters, model.parameters(), strict=True):
+        master.grad, one.grad = one.grad, None
+    parts = Parts(sort({"model": model, "optimizer": torch.optim.SGD(masters, lr=0.1)}, None, None, taken=()))
+    before = StepDigests.of(parts)
+    assert before.has_gradients
+    assert masters[2].grad is not None
+    masters[2].grad[0] += 1e-6
+    assert first(before, parts) == "the gradient of optimizer, parameter 2"
+    masters[1].add_(1.0)
+    assert first(before, parts) == "the parameter optimizer, parameter 1"
+    for master in masters:
+        master.grad = None
+    assert not StepDigests.of(parts).has_gradients
+
+
 def test_small_differences_of_gradients_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels need not be deterministic. On a CPU they are."""
     model, _, parts = made()

@@ -180,11 +180,15 @@ class ReentryProof:
 
     def _leave(self, number: int) -> bool:
         self._line = script_line()
-        agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=self._unfit())
+        against = self._unfit()
+        first = None if against else StepDigests.of(self._recovery.parts)
+        if first is not None and not first.has_gradients:
+            against = f"{self._line}: taskd can read no gradient"
+        agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=against)
         if agreed != AGREED:
             self._end(CheckOutcome.UNPROVEN, agreed)
             return False
-        self._first = StepDigests.of(self._recovery.parts)
+        self._first = first
         self.stage = ProofStage.AGAIN
         return True
 

@@ -54,6 +54,7 @@ class StepDigests:
     def of(cls, parts: Parts) -> "StepDigests":
         """Take the digests of the present step. What cannot be read (sparse, meta) is left out."""
         parameters = dict(_named(parts, "named_parameters"))
+        parameters |= _of_optimizers(parts, {id(one) for one in parameters.values()})
         return cls(
             {
                 Aspect.PARAMETERS: {name: _digest(one) for name, one in parameters.items()},
@@ -64,6 +65,11 @@ class StepDigests:
             },
             {name: _norm(one) for name, one in parameters.items() if _may_vary(one)},
         )
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether there are gradients that could be read."""
+        return any(one not in ("", _NONE) for one in self.digests[Aspect.GRADIENTS].values())
 
     def is_noise(self, other: "StepDigests") -> bool:
         """Whether kernels that add up in another order explain all differences: of gradients, and small ones."""
@@ -96,6 +102,16 @@ def _named(parts: Parts, method: str) -> Iterator[tuple[str, Any]]:
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield f"{part}.{name}", tensor
+
+
+def _of_optimizers(parts: Parts, seen: set[int]) -> dict[str, Any]:
+    """What optimizers step that no module has: the masters of ZeRO, in which the gradients are, too."""
+    found: dict[str, Any] = {}
+    for part, value in parts.replicated.items():
+        groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else ()
+        own = [one for group in groups for one in group["params"] if id(one) not in seen]
+        found |= {f"{part}, parameter {number}": one for number, one in enumerate(own)}
+    return found
 
 
 def hyperparameters(parts: Parts) -> Iterator[tuple[str, str]]:
