@@ -44,7 +44,7 @@ def place_of(path: str, variables: Mapping[str, ValuePlace]) -> ValuePlace | Non
     try:
         place = _follow(ast.parse(path, mode="eval").body, variables)
         place.get()
-    except (SyntaxError, LookupError, RecursionError):
+    except (SyntaxError, ValueError, LookupError, RecursionError):
         return None
     return place
 
