@@ -3,7 +3,8 @@
 Rules:
 
 1. Files of third parties are linked from this interpreter's environment; nothing is downloaded. torchrun's own files
-   are copied: `taskd patch` or a sed line changes them, and a link would change them for every environment.
+   are copied: `taskd patch` or a sed line changes them, and a link would change them for every environment. That line
+   is left out of the copy: `scripts/demo.sh` has added it to the torch of this environment.
 2. The wheel is built from a copy of what git knows of this checkout, and pip installs it.
 """
 
@@ -20,6 +21,7 @@ from pathlib import Path, PurePath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from taskd.adaptors.torchrun.launcher import SED_LINE
 from tests.e2e.job import ROOT
 
 _COPIED = "torch/distributed/*.py"
@@ -84,7 +86,7 @@ def make_installation(folder: Path, packages: Iterable[str], wheel: Path | None 
     if "torch" in wanted:
         _write_torchrun(made)
         for path in made.site_packages.glob(_COPIED):
-            _unlink_from_others(path)
+            _copy(path)
     if wheel:
         install_wheel(made, wheel)
     return made
@@ -128,10 +130,10 @@ def _link(name: str, site_packages: Path) -> None:
             shutil.copy2(source, target)
 
 
-def _unlink_from_others(path: Path) -> None:
-    content, stat = path.read_bytes(), path.stat()
+def _copy(path: Path) -> None:
+    lines, stat = path.read_bytes().splitlines(keepends=True), path.stat()
     path.unlink()
-    path.write_bytes(content)
+    path.write_bytes(b"".join(line for line in lines if line.rstrip() != SED_LINE.encode()))
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
