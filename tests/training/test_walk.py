@@ -306,15 +306,26 @@ class RankAverage:
         self.values = values
 
 
-@pytest.mark.parametrize(("buffers", "told"), [((1.0, 1.0), False), ((1.0, 2.0), True)])
-def test_an_average_that_differs_between_ranks(buffers: tuple[float, float], *, told: bool) -> None:
+class OfTaskd(RankAverage):
+    """What taskd makes of a trainer: it knows itself what of it is each rank's own."""
+
+    __module__ = "taskd.adaptors.trainers"
+
+
+@pytest.mark.parametrize(
+    ("kind", "buffers", "told"),
+    [(RankAverage, (1.0, 1.0), False), (RankAverage, (1.0, 2.0), True), (OfTaskd, (1.0, 2.0), False)],
+)
+def test_an_average_that_differs_between_ranks(
+    kind: type[RankAverage], buffers: tuple[float, float], *, told: bool
+) -> None:
     store = dist.HashStore()
     found: list[list[str]] = []
     for rank in (0, 1, 0):  # the first rank cannot know yet when it is asked first
         torch.manual_seed(0)
         network = Network()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-        average = RankAverage(buffers[rank])
+        average = kind(buffers[rank])
         parts = TrainState(model=network, optimizer=optimizer, replicated={"average": average})._recovery.parts
         found.append(own_states.compare(parts, store, rank))
     assert found[1:] == [["average"] if told else []] * 2

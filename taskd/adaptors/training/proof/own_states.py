@@ -92,8 +92,13 @@ def _digests(parts: Parts) -> Iterator[tuple[str, str]]:
         if isinstance(part, torch.optim.Optimizer):
             if own_state(part) is None and not is_zero(part):
                 yield name, _of(_states(part))
-        elif not isinstance(part, LibraryPart) and not _is_trained(part, trained) and hasattr(part, "state_dict"):
+        elif not _is_ours(part) and not _is_trained(part, trained) and hasattr(part, "state_dict"):
             yield name, _of(_leaves(part.state_dict()))
+
+
+def _is_ours(part: Any) -> bool:
+    """Whether it is a part that taskd has made for a library: it knows what of it is each rank's own."""
+    return isinstance(part, LibraryPart) or type(part).__module__.partition(".")[0] == "taskd"
 
 
 def _is_trained(part: Any, trained: set[int]) -> bool:
