@@ -142,10 +142,10 @@ class ReentryProof:
             Interrupted: a fault has come.
             RecoveryError: the training is not exact, and nobody starts it anew.
         """
-        optimizer, *given = args
+        given = args[1:]  # torch's hooks get the optimizer itself too, those of DeepSpeed's engine do not
         if any(map(callable, (*given, *kwargs.values()))):
             around = functools.partial(self._behind_closure, number)
-            return (optimizer, *map(around, given)), {name: around(value) for name, value in kwargs.items()}
+            return (*args[:1], *map(around, given)), {name: around(value) for name, value in kwargs.items()}
         self._behind_backward(number)
         return None
 
