@@ -76,6 +76,18 @@ def test_what_only_an_optimizer_has_is_compared_too() -> None:
     assert not StepDigests.of(parts).has_gradients
 
 
+def test_gradients_that_another_optimizer_is_to_step_do_not_count() -> None:
+    """As of a GAN, whose generator still has those of the step before."""
+    model, _, _ = made()
+    two = [torch.optim.SGD(model.get_submodule(name).parameters(), lr=0.1) for name in ("0", "2")]
+    parts = Parts(sort({"model": model, "first": two[0], "second": two[1]}, None, None, taken=()))
+    before = StepDigests.of(parts, two[0])
+    grad_of(model, "2.weight")[0, 1] += 1.0
+    assert before.first_difference(StepDigests.of(parts, two[0])) is None
+    grad_of(model, "0.weight")[0, 1] += 1.0
+    assert str(before.first_difference(StepDigests.of(parts, two[0]))) == "the gradient of model.0.weight"
+
+
 def test_small_differences_of_gradients_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels need not be deterministic. On a CPU they are."""
     model, _, parts = made()

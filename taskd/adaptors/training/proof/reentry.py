@@ -166,7 +166,7 @@ class ReentryProof:
         try:
             leaves = self.stage is ProofStage.ARMED and self._leave(number)
             if not leaves and self.redoes:
-                self._compare()
+                self._compare(number)
         except (Interrupted, RecoveryError):
             self._recovery.withdraw_step()
             raise
@@ -181,7 +181,7 @@ class ReentryProof:
     def _leave(self, number: int) -> bool:
         self._line = script_line()
         against = self._unfit()
-        first = None if against else StepDigests.of(self._recovery.parts)
+        first = None if against else self._digests(number)
         if first is not None and not first.has_gradients:
             against = f"{self._line}: taskd can read no gradient"
         agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=against)
@@ -198,9 +198,13 @@ class ReentryProof:
             return f"{self._line}: the optimizer steps inside of the backward pass"
         return self._hindered() or self._recovery.why_not_again()
 
-    def _compare(self) -> None:
+    def _digests(self, number: int) -> StepDigests:
+        parts = self._recovery.parts
+        return StepDigests.of(parts, parts.optimizers[number])
+
+    def _compare(self, number: int) -> None:
         assert self._first is not None
-        now = StepDigests.of(self._recovery.parts)
+        now = self._digests(number)
         found = self._first.first_difference(now)
         noise = found is not None and self._first.is_noise(now)
         against = f"done again, {found} differs" if found is not None and not noise else ""

@@ -51,19 +51,26 @@ class StepDigests:
     """Of the gradients, where kernels need not be deterministic; else none."""
 
     @classmethod
-    def of(cls, parts: Parts) -> "StepDigests":
-        """Take the digests of the present step. What cannot be read (sparse, meta) is left out."""
+    def of(cls, parts: Parts, optimizer: torch.optim.Optimizer | None = None) -> "StepDigests":
+        """Take the digests of the present step. What cannot be read (sparse, meta) is left out.
+
+        If `optimizer` is given, it is about to step. What other parameters have for gradients may be left from the step
+        before: a GAN's generator gets some when its discriminator is trained, and is cleared of them later.
+        """
         parameters = dict(_named(parts, "named_parameters"))
         parameters |= _of_optimizers(parts, {id(one) for one in parameters.values()})
+        groups = () if optimizer is None else optimizer.param_groups
+        own = {id(one) for group in groups for one in group["params"] if one.grad is not None}
+        counted = {name: one for name, one in parameters.items() if not own or id(one) in own}
         return cls(
             {
                 Aspect.PARAMETERS: {name: _digest(one) for name, one in parameters.items()},
                 Aspect.HYPERPARAMETERS: dict(hyperparameters(parts)),
                 Aspect.BUFFERS: {name: _digest(one) for name, one in _named(parts, "named_buffers")},
                 Aspect.NUMBERS: of_random_numbers(),
-                Aspect.GRADIENTS: {name: _digest(one.grad) for name, one in parameters.items()},
+                Aspect.GRADIENTS: {name: _digest(one.grad) for name, one in counted.items()},
             },
-            {name: _norm(one) for name, one in parameters.items() if _may_vary(one)},
+            {name: _norm(one) for name, one in counted.items() if _may_vary(one)},
         )
 
     @property
