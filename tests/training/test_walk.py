@@ -1,6 +1,7 @@
 """State outside the state is found by looking."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,11 @@ def test_what_an_optimizer_does_not_save() -> None:
     assert f"(the training function: {__file__}:{train.__code__.co_firstlineno})" in text
 
 
-def test_a_counter_that_decides_what_is_trained() -> None:
-    one = Training()
-    progress = Progress()
+def noisy(one: Training, progress: Progress) -> Callable[[], None]:
+    """Return a training function whose counter decides how much noise there is."""
 
     def train() -> None:
-        while one.state.step < 4:
+        while one.state.step < STEPS:
             rows = torch.randn(8, 4) * progress.noise()
             progress.seen += len(rows)
             one.optimizer.zero_grad()
@@ -114,6 +114,14 @@ def test_a_counter_that_decides_what_is_trained() -> None:
             one.optimizer.step()
             one.state.commit()
 
+    return train
+
+
+def test_a_counter_that_decides_what_is_trained() -> None:
+    one = Training()
+    progress = Progress()
+
+    train = noisy(one, progress)
     (text,) = one.found(train)
     assert (
         text == f"progress.seen is changed by the training ({line_in(train, 3)}), and the TrainState does not have it"
@@ -126,16 +134,7 @@ def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixtu
     one = Training()
     progress = Progress()
 
-    def train() -> None:
-        while one.state.step < STEPS:
-            rows = torch.randn(8, 4) * progress.noise()
-            progress.seen += len(rows)
-            one.optimizer.zero_grad()
-            loss = one.network(rows).square().mean()
-            loss.backward()
-            one.optimizer.step()
-            one.state.commit()
-
+    train = noisy(one, progress)
     told = one.found(train, ProofOutlook.TO_COME)
     text = f"progress.seen is changed by the training ({line_in(train, 3)}), and the TrainState does not have it"
     assert told == [text]
@@ -155,17 +154,7 @@ def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixtu
 def test_what_was_proven_before_is_taken_in() -> None:
     """In an earlier start of the job."""
     one = Training()
-    progress = Progress()
-
-    def train() -> None:
-        while one.state.step < STEPS:
-            rows = torch.randn(8, 4) * progress.noise()
-            progress.seen += len(rows)
-            one.network(rows).square().mean().backward()
-            one.optimizer.step()
-            one.state.commit()
-
-    assert one.found(train, ProofOutlook.EXACT) == []
+    assert one.found(noisy(one, Progress()), ProofOutlook.EXACT) == []
     assert one.state._recovery.parts.taken.any
 
 

@@ -68,12 +68,12 @@ class Refusals:
         self._say()
 
     def until_proven(self, *matters: Matter) -> None:
-        """Refuse these too, without a word, until it is known whether they matter."""
+        """Refuse these too, without a warning, until `prove` is called."""
         self._unproven.update((matter.text, matter) for matter in matters)
         self._say()
 
     def prove(self, *, exact: bool) -> None:
-        """It is known now: what was refused until then is not refused any more if the training is `exact`."""
+        """Drop the refusals of `until_proven` if the training is `exact`; else keep them, with a warning."""
         unproven, self._unproven = self._unproven, {}
         if unproven and exact:
             self._say()

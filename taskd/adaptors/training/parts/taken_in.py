@@ -1,13 +1,13 @@
-"""Numbers and generators that the script keeps outside of the state, and that the self-check has taken into it.
+"""Numbers and generators outside of the `TrainState` that the self-check has added to it.
 
 Rules:
 
-1. They are found while the training runs (`proof/looks.py`), where all ranks have the same value. Before that, and
-   where a job does not check itself, there are none.
-2. They are copied behind each commit, and put back where a step is done again.
-3. A new process gets a peer's, and looks for their places in its own script.
-4. A step whose optimizers have stepped is counted only if all of them have changed since the commit: of one that stands
-   it is not known whether the rest of the step would have changed it.
+1. `proof/looks.py` finds them while the training runs, if all ranks have the same value. A job without the self-check
+   has none.
+2. They are copied at each commit, and restored when a step is done again.
+3. A new process gets a peer's values, and finds their places in its own script by their paths.
+4. An interrupted step whose optimizers have stepped counts only if all of them have changed since the commit. Whether
+   the rest of the step would have changed an unchanged one is unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from taskd.adaptors.training.script.generators import (
     state_from,
     text_of_state,
 )
-from taskd.adaptors.training.script.places import ValuePlace, place_of, variables_outside
+from taskd.adaptors.training.script.value_places import ValuePlace, place_of, variables_outside
 
 _SCALARS: Final = (bool, int, float)
 _LARGEST: Final = 4096
@@ -42,7 +42,7 @@ class _Copy(NamedTuple):
 
 
 class TakenIn:
-    """Those of one training state."""
+    """Values taken into one training state."""
 
     def __init__(self) -> None:
         self._function: Any = None
@@ -60,7 +60,7 @@ class TakenIn:
         return path in self._places
 
     def enter(self, function: Any) -> None:
-        """A training function is about to be called: paths begin with its variables."""
+        """Resolve paths from the variables of this training function, which is about to be called."""
         if function is not self._function:
             self._function, self._variables = function, None
             self._places, self._saved = {}, {}
@@ -74,16 +74,16 @@ class TakenIn:
         }
 
     def take(self, paths: Iterable[str]) -> None:
-        """Take these in, as they are now. A step is committed."""
+        """Add these with their present values. Called behind a commit."""
         self._places |= {path: place for path in paths if (place := self._find(path)) is not None}
         self.committed()
 
     def committed(self) -> None:
-        """What is there now is that of a committed step."""
+        """Copy the present values: a step is committed."""
         self._saved = {path: copy for path, place in self._places.items() if (copy := _copied(place)) is not None}
 
     def put_back(self) -> None:
-        """Make them those of the commit."""
+        """Restore the values of the last commit."""
         for path, copy in self._saved.items():
             _put_back(self._places[path], copy)
 
@@ -97,7 +97,7 @@ class TakenIn:
         return [(path, copy.encoded) for path, copy in self._saved.items()]
 
     def put(self, given: Sequence[Taken]) -> None:
-        """Take these in, with the values that a peer has. Raises `ValueError` where this process has no such place."""
+        """Add these with a peer's values. Raises `ValueError` if this process has no such place."""
         for path, encoded in given:
             place = self._find(path)
             value = None if place is None else _value_of(encoded, place)

@@ -131,10 +131,9 @@ class EarlyLooks:
         _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
 
     def _take_in(self, found: list[OutsideState], function_line: str) -> list[OutsideState]:
-        """Take what all ranks have alike, and a new process can be given, into the state. Return the rest.
+        """Add values that all ranks have alike to the state. Return the other findings.
 
-        What changes from step to step is: whether it goes on right is seen in the step that is done twice. Until then
-        it is refused.
+        The step that is done twice proves that the training goes on with them. Until then they are refused.
         """
         taken, proof = self._recovery.parts.taken, self._proof()
         found = [one for one in found if not taken.has(one.path)]

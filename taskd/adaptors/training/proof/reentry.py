@@ -46,7 +46,7 @@ class Reentered(Interrupted):
 
 
 class ProofOutlook(Enum):
-    """What one can count on."""
+    """Whether a step is done twice in this job, and with what result."""
 
     NONE = "no step is done twice"
     TO_COME = "one will be, or is at present"

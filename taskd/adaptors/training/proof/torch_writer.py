@@ -1,10 +1,10 @@
-"""torch's writer in C++ raises no audit event: `torch.save`, which calls it, is watched instead, for a while.
+"""Watch `torch.save` for a while: its writer in C++ raises no audit event.
 
 Rules:
 
-1. It is watched by its public names. A script that has imported the function itself before (`from torch import save`)
-   is not seen, nor are other libraries' writers in C++ or Rust.
-2. What it empties is reported before it is called.
+1. Its two public names are replaced. Calls by a name imported before (`from torch import save`) are not seen, nor are
+   other libraries' writers in C++ or Rust.
+2. The file is reported before it is emptied.
 """
 
 import functools

@@ -13,7 +13,7 @@ _ARRAY: Final = "array("
 
 
 def raw_state_of_generator(value: Any) -> Any:
-    """Where a generator of random numbers stands, in its own form; None if a value is none."""
+    """Return the state of a random number generator as its library gives it; None for any other value."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
@@ -27,13 +27,13 @@ def raw_state_of_generator(value: Any) -> Any:
 
 
 def state_of_generator(value: Any) -> str | None:
-    """Where a generator of random numbers stands, as a text; None if a value is none."""
+    """Return the state of a random number generator as a text; None for any other value."""
     state = raw_state_of_generator(value)
     return None if state is None else text_of_state(state)
 
 
 def text_of_state(state: Any) -> str:
-    """Return a text for what `raw_state_of_generator` has returned."""
+    """Encode a state that `raw_state_of_generator` has returned."""
     if isinstance(state, torch.Tensor):
         return bytes_of(state).hex()
     if isinstance(state, tuple) and isinstance(state[0], str):  # of numpy's RandomState: name, array, and three numbers
@@ -42,7 +42,7 @@ def text_of_state(state: Any) -> str:
 
 
 def put_generator(value: Any, state: Any) -> None:
-    """Have a generator go on from a state of its own kind, as `raw_state_of_generator` or `state_from` returns it."""
+    """Set the state of a generator, as returned by `raw_state_of_generator` or `state_from`."""
     if isinstance(value, random.Random):
         value.setstate(state)
     elif hasattr(value, "bit_generator"):
@@ -52,9 +52,9 @@ def put_generator(value: Any, state: Any) -> None:
 
 
 def state_from(text: str, value: Any) -> Any:
-    """Return the state of a generator of the kind of `value` from its text; None if the text has not all of it.
+    """Decode a text of `text_of_state` for the generator `value`; None if the text is incomplete.
 
-    It has not where numpy keeps an array as a bit generator's state (`MT19937`, `Philox`, `SFC64`).
+    It is incomplete for numpy's bit generators that keep an array (`MT19937`, `Philox`, `SFC64`).
     """
     if isinstance(value, torch.Generator):
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)

@@ -1,11 +1,11 @@
-"""Where a value stands that a training function uses, by the path by which a walk has come to it.
+"""Places of values outside a training function: global variables, closures, and attributes and items of these.
 
 Rules:
 
-1. A path begins with a variable of outside: a global one, or one of a closure. Attributes and items follow:
-   `progress.seen`, `counts['x']`, `module.name`. No variable of a call has a path here: a new call makes it anew.
-2. Each look begins with the variable, since what stands on the way may be another object then. No property is called.
-3. Where two functions have different variables of one name, neither has a path.
+1. A path begins with a global variable or one of a closure. Attributes and items follow: `progress.seen`,
+   `counts['x']`, `module.name`. Local variables have no path: each call makes them anew.
+2. Each access follows the whole path, since objects on it may be replaced. No property is called.
+3. If two functions have different variables of one name, neither has a path.
 """
 
 import ast
@@ -19,14 +19,14 @@ _CONTAINERS: Final = (dict, list)
 
 
 class ValuePlace(NamedTuple):
-    """One place. Either function raises `LookupError` if the way there has gone."""
+    """Getter and setter of one value. Both raise `LookupError` if the path leads nowhere any more."""
 
     get: Callable[[], Any]
     put: Callable[[Any], None]
 
 
 def variables_outside(function: Any) -> dict[str, ValuePlace]:
-    """Return the places of the variables of outside that a training function and the script's functions in it name."""
+    """Return global and closure variables that a training function and the functions of the script in it use."""
     found: dict[str, ValuePlace] = {}
     ambiguous = set[str]()
     for one in functions_of(function):
