@@ -1,5 +1,6 @@
 """How a job ends: nodes that go, ranks that finish, and a second resilient function."""
 
+import pytest
 from msgspec.structs import replace
 
 from taskd.core.policy import Strategy
@@ -83,6 +84,30 @@ def test_a_node_that_was_told_to_stop_is_lost_with_its_first_rank() -> None:
     job.hear(replace(job.status(0), leaving=True))
     job.send(0, leaving=True)
     assert job.phase is not Phase.RUNNING
+
+
+@pytest.mark.parametrize("first", ["exits", "is lost"])
+def test_a_node_that_stopped_behind_its_training_is_not_waited_for(first: str) -> None:
+    """Its last report did not arrive: it speaks of ranks that were let go, and nothing more comes."""
+    job = Job(nodes=2, per_node=1).up()
+    job.hear(replace(job.status(0), leaving=True))
+    job.all(Stage.FINISHED)
+    job.hear(replace(job.status(0), leaving=True))
+    if first == "exits":
+        job.say(1, Stage.EXITED)
+    job.silence(0)
+    if first != "exits":
+        assert job.at(Phase.FINISHING)
+        job.say(1, Stage.EXITED)
+    assert (job.stopped.exit_code, job.stopped.reason) == (0, "every rank exited with status 0")
+
+
+def test_a_node_that_was_told_to_stop_and_falls_silent_is_lost() -> None:
+    """It was told to stop, and its power was cut before it had: its ranks' peers wait for them."""
+    job = Job(nodes=2, per_node=1).up()
+    job.hear(replace(job.status(0), leaving=True))
+    job.silence(0)
+    assert (job.phase, job.core.world.vacant) == (Phase.PAUSING, (0,))
 
 
 def test_release_only_after_all_have_finished_and_the_end_after_all_have_exited() -> None:

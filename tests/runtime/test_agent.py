@@ -3,158 +3,21 @@
 import logging
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from taskd.config.address import LOOPBACK, Address
-from taskd.config.agent import AgentConfig
-from taskd.core.diagnosis.evidence import Ending, Evidence, RunState
-from taskd.core.rendezvous import Rendezvous
+from taskd.core.diagnosis.evidence import Ending, RunState
 from taskd.runtime.agent.agent import NodeAgent
-from taskd.runtime.agent.ports import NodeIdentity
-from taskd.runtime.links.links import ManagerSocket, Peer
-from taskd.runtime.links.loopback import secured
 from taskd.runtime.manager.journal import Journal
 from taskd.wire import messages
-from taskd.wire.kinds import JobRank, LocalRank, NodeRank
-from taskd.wire.messages import Directive, NodeStatus, Order, RankOrder, Refusal, Stage
+from taskd.wire.kinds import LocalRank
+from taskd.wire.messages import NodeStatus, Order, Stage
 from tests.runtime.host import Host
-from tests.wire.peers import NONE
-
-LIMIT_S = 20.0
-STORE = Rendezvous("127.0.0.1", 1)
-IDENTITY = NodeIdentity(NodeRank(0), 1, (JobRank(0), JobRank(1)), None, 5)
-
-
-class ScriptedManager:
-    """Hears an agent, and says what the test says."""
-
-    def __init__(self, socket: ManagerSocket) -> None:
-        self.socket = socket
-        self.heard: list[NodeStatus] = []
-        self.evidence_reports: list[messages.EvidenceReport] = []
-        self.received: list[NodeStatus | messages.EvidenceReport] = []
-        self.modules: list[messages.Modules] = []
-        self.sequence = 0
-        self.records = ""
-        self._peer: Peer | None = None
-
-    def until(self, wanted: Callable[[NodeStatus], bool]) -> NodeStatus:
-        """The next report for which `wanted` holds."""
-        end_s = time.monotonic() + LIMIT_S
-        while not (self.heard and wanted(self.heard[-1])):
-            assert time.monotonic() < end_s, self.heard[-1:]
-            self.listen(0.05)
-        return self.heard[-1]
-
-    def listen(self, length_s: float) -> None:
-        """Take in what comes."""
-        if self.socket.poll(length_s):
-            for peer, status in self.socket.receive():
-                self._peer = peer
-                if isinstance(status, messages.Modules):
-                    self.modules.append(status)
-                    continue
-                assert isinstance(status, NodeStatus | messages.EvidenceReport)
-                self.received.append(status)
-                if isinstance(status, messages.EvidenceReport):
-                    self.evidence_reports.append(status)
-                    continue
-                self.heard.append(status)
-
-    def evidence_report(self, *, asked: bool) -> dict[int, Evidence]:
-        """The next evidence_report, of this sort."""
-        end_s = time.monotonic() + LIMIT_S
-        while not self.evidence_reports:
-            assert time.monotonic() < end_s
-            self.listen(0.05)
-        told = self.evidence_reports.pop(0)
-        assert bool(told.probe) is asked
-        return {rank: msgspec.msgpack.decode(raw, type=Evidence) for rank, raw in told.evidence.items()}
-
-    def say(
-        self,
-        order: Order,
-        generation: int,
-        *incarnations: int,
-        reason: str = "",
-        exit_code: int = 0,
-        probe: int = 0,
-    ) -> None:
-        """Direct the agent; `incarnations` of ranks 0 and 1."""
-        assert self._peer is not None
-        self.sequence += 1
-        ranks = tuple(RankOrder(rank=JobRank(rank), incarnation=number) for rank, number in enumerate(incarnations))
-        directive = Directive(
-            job_id="default",
-            sequence=self.sequence,
-            generation=generation,
-            order=order,
-            ranks=ranks,
-            reason=reason,
-            exit_code=exit_code,
-            probe=probe,
-            records=self.records,
-        )
-        assert self.socket.send(self._peer, directive)
-
-    def refuse(self, reason: str) -> None:
-        assert self._peer is not None
-        assert self.socket.send(self._peer, Refusal(reason=reason))
-
-
-@pytest.fixture
-def host() -> Iterator[Host]:
-    made = Host()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def manager(run_dir: Path) -> Iterator[ScriptedManager]:
-    listen = Address(LOOPBACK, 0)
-    with ManagerSocket(listen, secured(NONE, listen, run_dir)) as socket:
-        yield ScriptedManager(socket)
-
-
-@pytest.fixture
-def make(run_dir: Path, manager: ScriptedManager) -> Iterator[Callable[..., NodeAgent]]:
-    made: list[NodeAgent] = []
-
-    def agent(**settings: str) -> NodeAgent:
-        env = {
-            "TASKD_MANAGER": str(manager.socket.address),
-            "TASKD_RUN_DIR": str(run_dir),
-            "TASKD_STANDBY": "0",
-            "TASKD_HEARTBEAT_S": "60",
-            **settings,
-        }
-        made.append(NodeAgent(AgentConfig.from_environment(env), lambda: STORE))
-        for local_rank in Host.local_ranks:
-            made[-1].worker_environment(local_rank)
-        return made[-1]
-
-    yield agent
-    for one in made:
-        one.stopping()
-        one.stop()
-
-
-@pytest.fixture
-def agent(make: Callable[..., NodeAgent], host: Host) -> NodeAgent:
-    made = make(TASKD_HEARTBEAT_S="0.5")
-    made.started(host, IDENTITY)
-    return made
-
-
-def stages(status: NodeStatus) -> list[Stage]:
-    return [rank.stage for rank in status.ranks]
+from tests.runtime.scripted import IDENTITY, LIMIT_S, ScriptedManager, stages
 
 
 def test_an_answer_is_no_reason_to_report(make: Callable[..., NodeAgent], host: Host, manager: ScriptedManager) -> None:
@@ -332,65 +195,3 @@ def test_a_process_that_torchrun_does_not_let_start_is_no_failure_of_ours(
     manager.say(Order.RUN, 1, 1, 0)
     assert all(manager.until(lambda status: status.generation == 1) for _ in range(2))
     assert [entry.getMessage() for entry in caplog.records if entry.levelno >= logging.WARNING] == []
-
-
-def test_leaving_is_told_and_nothing_started_any_more(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
-    manager.until(lambda status: True)
-    agent.stopping()
-    assert manager.until(lambda status: status.leaving).leaving
-    host.processes[0].kill()
-    manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
-    manager.say(Order.PAUSE, 1, 1, 0)
-    manager.until(lambda status: status.generation == 1)
-    agent.stop()
-    agent.stop()
-    assert not any(call.startswith("spawn") for call in host.calls)
-
-
-def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
-    """Only the one that died before says something of the fault."""
-    manager.until(lambda status: True)
-    manager.say(Order.RUN, 0, 0, 0)
-    host.processes[1].kill()
-    manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
-    agent.stopping()
-    host.processes[0].terminate()
-    manager.until(lambda status: status.ranks[0].stage is Stage.DEAD)
-    agent.stop()
-    manager.listen(0.0)
-    told = [rank for evidence_report in manager.evidence_reports for rank in evidence_report.evidence]
-    assert told == [1]
-
-
-def test_an_embedded_manager_serves_its_agent(run_dir: Path, host: Host) -> None:
-    """With nothing configured the agent has a manager of its own, which recovers."""
-    agent = NodeAgent(
-        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}),
-        lambda: STORE,
-    )
-    for local_rank in Host.local_ranks:
-        agent.worker_environment(local_rank)
-    agent.started(host, IDENTITY)
-    journal = run_dir / "default" / "journal.jsonl"
-    end_s = time.monotonic() + LIMIT_S
-    killed = False
-    while not (killed and b'"recovered"' in journal.read_bytes()):
-        assert time.monotonic() < end_s
-        if not killed and journal.exists() and b'"run"' in journal.read_bytes():
-            host.processes[0].kill()
-            killed = True
-        threading.Event().wait(0.02)
-    assert host.calls == ["spawn 0 1 1", "spawn 1 1 1"]
-    agent.stopping()
-    agent.stop()
-
-
-def test_its_directory_is_gone_in_the_end(run_dir: Path, host: Host) -> None:
-    agent = NodeAgent(
-        AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}), lambda: STORE
-    )
-    variables = msgspec.convert(agent.worker_environment(LocalRank(0)), dict[str, str])
-    folder = Path(variables["TASKD_BLACKBOX"]).parent
-    assert folder.exists()
-    agent.stop()
-    assert not folder.exists()

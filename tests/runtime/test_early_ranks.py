@@ -11,7 +11,7 @@ from taskd.wire.messages import Modules, Order, Stage
 from tests.launch import Launcher
 from tests.runtime.host import Host
 from tests.runtime.local import LIMIT_S, start
-from tests.runtime.test_agent import IDENTITY, ScriptedManager, agent, host, make, manager, stages  # noqa: F401  fixtures
+from tests.runtime.scripted import IDENTITY, ScriptedManager, stages
 
 
 def await_line(launcher: Launcher, process: "subprocess.Popen[bytes]", line: str) -> None:
@@ -22,9 +22,9 @@ def await_line(launcher: Launcher, process: "subprocess.Popen[bytes]", line: str
 
 
 def test_a_rank_that_connects_before_torchrun_has_started_all_is_known(
-    agent: NodeAgent,  # noqa: F811
-    host: Host,  # noqa: F811
-    manager: ScriptedManager,  # noqa: F811
+    agent: NodeAgent,
+    host: Host,
+    manager: ScriptedManager,
     launcher: Launcher,
 ) -> None:
     """torchrun restarts the group: its main thread still records the start while the agent reads what a rank says."""

@@ -19,7 +19,7 @@ from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import Directive, Hello, Ledger, Order, Place, RankOrder, Stage, WorldPlan
 from tests.launch import Launcher
 from tests.runtime.local import Ear, start
-from tests.runtime.test_agent import ScriptedManager, agent, host, make, manager, stages  # noqa: F401  fixtures
+from tests.runtime.scripted import ScriptedManager, stages
 from tests.runtime.test_strange_reports import STATUS
 
 LEDGER = Ledger(term=1)
@@ -41,7 +41,7 @@ def place(number: int, agent_id: str) -> Place:
     return Place(node_rank=NodeRank(number), agent_id=agent_id)
 
 
-def say(manager: ScriptedManager, order: Directive) -> None:  # noqa: F811
+def say(manager: ScriptedManager, order: Directive) -> None:
     assert manager._peer is not None
     assert manager.socket.send(manager._peer, order)
 
@@ -58,8 +58,8 @@ def say(manager: ScriptedManager, order: Directive) -> None:  # noqa: F811
     ],
 )
 def test_an_agent_refuses_what_cannot_be(
-    agent: NodeAgent,  # noqa: F811
-    manager: ScriptedManager,  # noqa: F811
+    agent: NodeAgent,
+    manager: ScriptedManager,
     caplog: pytest.LogCaptureFixture,
     fields: dict[str, object],
     reason: str,
@@ -99,8 +99,8 @@ def test_a_rank_that_nobody_wants_by_now_is_not_started() -> None:
 
 
 def test_a_check_by_an_impossible_clock_can_be_reported(
-    agent: NodeAgent,  # noqa: F811
-    manager: ScriptedManager,  # noqa: F811
+    agent: NodeAgent,
+    manager: ScriptedManager,
 ) -> None:
     """How far its clock is from the manager's is part of what is found."""
     manager.until(lambda status: stages(status) == [Stage.STARTING] * 2)

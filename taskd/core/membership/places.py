@@ -14,7 +14,7 @@ from enum import Enum
 from taskd.core.membership.health import Health, health
 from taskd.core.policy import Membership
 from taskd.wire.kinds import NodeRank
-from taskd.wire.messages import Ledger, NodeStatus, Place
+from taskd.wire.messages import Ledger, NodeStatus, Place, Stage
 
 _FORMER = 256
 """So many agents, and one for each place, are remembered that held a place before."""
@@ -177,7 +177,7 @@ class Nodes:
             place
             for place, view in self.by_place.items()
             if place not in self.dead_nodes
-            and not view.status.leaving
+            and not has_stopped(view.status)
             and health(view.heard_s, now_s, policy) is Health.DEAD
         ]
 
@@ -186,7 +186,7 @@ class Nodes:
         found = []
         for place, view in self.by_place.items():
             suspect = health(view.heard_s, now_s, policy) is Health.SUSPECT and place not in self.dead_nodes
-            if suspect and not view.status.leaving and now_s - view.asked_s >= policy.suspect_s:
+            if suspect and not has_stopped(view.status) and now_s - view.asked_s >= policy.suspect_s:
                 view.asked_s = now_s
                 found.append(view.status)
         return found
@@ -211,6 +211,15 @@ class Nodes:
     def table(self) -> tuple[Place, ...]:
         """Who holds what."""
         return tuple(Place(node_rank=place, agent_id=holder) for place, holder in sorted(self.holders.items()))
+
+
+def has_stopped(status: NodeStatus) -> bool:
+    """Whether a node that is stopping has lost a rank, or has none left.
+
+    Before that, its ranks may agree with all others to stop, and save: no rank is paused meanwhile.
+    """
+    stages = {rank.stage for rank in status.ranks}
+    return status.leaving and (Stage.DEAD in stages or stages <= {Stage.EXITED})
 
 
 def may_train(status: NodeStatus) -> bool:

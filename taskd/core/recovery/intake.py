@@ -10,7 +10,7 @@ Rules:
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from taskd.core.membership.places import age
+from taskd.core.membership.places import age, has_stopped
 from taskd.core.membership.quorum import has_quorum
 from taskd.core.recovery.actions import Note
 from taskd.core.recovery.budget import Budget
@@ -32,7 +32,7 @@ MISSING_S: Final = 10.0
 def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: float) -> None:
     """A node of the world has reported."""
     dead = core.world.nodes.dead_nodes
-    stops = status.leaving and _has_stopped(status)
+    stops = has_stopped(status)
     if stops and place not in dead and any(rank.stage is not Stage.EXITED for rank in status.ranks):
         core.fire(NodeLeaves(place), now_s)  # before the deaths that it brings look like faults
     newer = newest_generation(status) > core.world.generation or _is_built_elsewhere(core, status)
@@ -44,15 +44,6 @@ def hear_holder(core: "Recovery", status: NodeStatus, place: NodeRank, now_s: fl
         _hear_ranks(core, status, now_s)
     if stops and place not in dead:
         core.fire(NodeLeaves(place), now_s)
-
-
-def _has_stopped(status: NodeStatus) -> bool:
-    """Whether a node that is stopping has lost a rank, or has none left.
-
-    Before that, its ranks may agree with all others to stop, and save: no rank is paused meanwhile.
-    """
-    stages = {rank.stage for rank in status.ranks}
-    return Stage.DEAD in stages or stages <= {Stage.EXITED}
 
 
 def _is_built_elsewhere(core: "Recovery", status: NodeStatus) -> bool:

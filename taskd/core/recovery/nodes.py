@@ -6,12 +6,15 @@ A place is given to a node that waits; if none does the cluster is asked for one
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from taskd.core.recovery.actions import AskCluster, Note
-from taskd.core.recovery.events import NodeLost
+from taskd.core.recovery.events import Exited, NodeLost
 from taskd.core.recovery.pace import forget_paces
 from taskd.core.recovery.record import tell
 from taskd.core.recovery.world import World
 from taskd.wire.kinds import NodeRank
+from taskd.wire.messages import Stage
 
 if TYPE_CHECKING:
     from taskd.core.recovery.job import Job
@@ -70,6 +73,16 @@ def mark_dead(job: "Job", _now_s: float, place: NodeRank, text: str) -> NodeLost
     """A node is gone; with a text it is lost to the job, too."""
     job.world.nodes.dead_nodes.add(place)
     return NodeLost(place, text) if text else None
+
+
+def count_as_exited(job: "Job", _now_s: float, place: NodeRank) -> Exited | None:
+    """The ranks of a node whose last report came before they had ended: that they have is known otherwise."""
+    left = [rank for rank in job.world.on_node(place) if not job.world.ranks[rank].gone]
+    for rank in left:
+        view = job.world.ranks[rank]
+        if view.status is not None:
+            view.note(msgspec.structs.replace(view.status, stage=Stage.EXITED))
+    return Exited(left[-1]) if left else None
 
 
 def hold_back(job: "Job", _now_s: float, place: NodeRank, text: str) -> None:

@@ -17,7 +17,8 @@ from taskd.core.table import Row, rows
 
 _P = Phase
 _NEWS = (_P.STRAYED, _P.SUSPECTING)
-_FORMED = (*LIVE, *BUILDING, _P.RESTARTING, _P.FINISHING)
+_UNFINISHED = (*LIVE, *BUILDING, _P.RESTARTING)
+_FORMED = (*_UNFINISHED, _P.FINISHING)
 _UP = (Event.STARTED, Event.PAUSED, Event.COMMITTED, Event.FINISHED, Event.EXITED)
 
 TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
@@ -93,7 +94,8 @@ TABLE: dict[tuple[Phase, Event], Row[Handler, Phase]] = {
     **rows((_P.FINISHING,), Event.EXPIRED, ending.unsettled, _P.CHOOSING),
     # nodes
     **rows((*_NEWS, _P.ANNOUNCING, *WORLD, _P.FINISHING), Event.CANDIDATE, ignore),
-    **rows(_FORMED, Event.NODE_LOST, membership.lose_node, _P.CHOOSING),
+    **rows(_UNFINISHED, Event.NODE_LOST, membership.lose_node, _P.CHOOSING),
+    **rows((_P.FINISHING,), Event.NODE_LOST, ending.lose_node, _P.CHOOSING),
     **rows(_FORMED, Event.NODE_LEAVES, membership.leave_node, _P.CHOOSING),
     **rows(_FORMED, Event.ISOLATED, membership.isolated, _P.STOPPED),
     **rows(_FORMED, Event.OVERTAKEN, membership.follow, _P.RUNNING),

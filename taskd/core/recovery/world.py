@@ -79,6 +79,11 @@ class RankView:
         return self.at(-1) is Stage.EXITED
 
     @property
+    def done(self) -> bool:
+        """The wanted process has ended, or was let go behind its training."""
+        return self.gone or self.released_at_s is not None
+
+    @property
     def known(self) -> RankStatus | None:
         """What was last heard of the wanted process; None if nothing was."""
         return self.status if self.status is not None and self.status.incarnation == self.incarnation else None

@@ -104,6 +104,10 @@ class DeathWatch:
         self._gone.append(pid)
         os.eventfd_write(self._wake, 1)
 
+    def tell_again(self, pid: int) -> None:
+        """Give the end of a process once more, with the next `events`; nothing becomes readable by it."""
+        self._gone.append(pid)
+
     def _look(self) -> None:
         while not self._closed.wait(LOOK_S):
             self._look_once()

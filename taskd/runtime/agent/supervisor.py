@@ -58,7 +58,7 @@ class RankSupervisor:
     def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
         self._files = files
         self.processes = RankProcesses(files)
-        self._pool = pool
+        self._deaths, self._pool = deaths, pool
         self._preload = preload
         self._host: WorkerHost | None = None
         self._templates: Templates | None = None
@@ -225,6 +225,8 @@ class RankSupervisor:
         status = self._exit_status(rank) if ending.gone else ending_status(ending.pid)
         status = self._need_host().judge(process.local_rank, status, slot.status.stage)
         if status is None:
+            if ending.gone:  # torchrun's own thread is collecting it at this moment
+                self._deaths.tell_again(ending.pid)
             return []
         process.fenced = process.fenced or slot.state is RankState.FENCED
         finished = slot.status.stage in (Stage.FINISHED, Stage.RELEASED)

@@ -7,6 +7,7 @@ can be kept, and is acted on at once.
 
 from dataclasses import replace
 
+from taskd.core.recovery import nodes
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.attempts import succeed
 from taskd.core.recovery.causes import CauseKind
@@ -17,11 +18,13 @@ from taskd.core.recovery.events import (
     Expired,
     Finished,
     Lost,
+    NodeLost,
     OfRank,
     Overtaken,
     Paused,
     Started,
 )
+from taskd.core.recovery.handlers import membership
 from taskd.core.recovery.handlers.building import no_node_came
 from taskd.core.recovery.handlers.common import end, fault
 from taskd.core.recovery.job import Job
@@ -81,6 +84,14 @@ def leave(phase: Finishing, _event: Exited, job: Job, now_s: float) -> Next:
     if phase.until_s is not None and job.settled():
         return fault(now_s, job.ended())
     return phase, ()
+
+
+def lose_node(phase: Finishing, event: NodeLost, job: Job, now_s: float) -> Next:
+    """A node is lost after all had finished. One that had said that it stops has ended its ranks: that is no fault."""
+    stops = job.world.nodes.by_place[event.place].status.leaving
+    if stops and all(job.world.ranks[rank].done for rank in job.world.on_node(event.place)):
+        return phase, (do(nodes.count_as_exited, event.place),)
+    return membership.lose_node(phase, event, job, now_s)
 
 
 def end_again(phase: Stopped, event: Overtaken, _job: Job, _now_s: float) -> Next:
