@@ -1,5 +1,6 @@
 """A step that a template runs ahead: it leaves neither threads nor a device that forks cannot use."""
 
+import importlib
 import logging
 import subprocess
 import sys
@@ -35,6 +36,13 @@ def test_no_device_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     if hasattr(torch, "accelerator"):  # since torch 2.6
         monkeypatch.setattr(torch.accelerator, "current_accelerator", refuse)
     exercise.run_step()
+
+
+def test_nothing_is_left_for_init_process_group_to_empty() -> None:
+    rules = importlib.import_module("torch._dynamo.trace_rules")
+    rules.get_torch_obj_rule_map()
+    exercise.run_step()
+    assert rules.get_torch_obj_rule_map.cache_info().currsize == 0
 
 
 def test_a_torch_that_cannot_do_it_is_left_alone(
