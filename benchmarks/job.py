@@ -29,9 +29,13 @@ from taskd.runtime.box.blackbox import library_path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "scripts" / "train.py"
 LOOK_S = 0.02
+REST_S = 0.2
+"""Who has used no processor time for so long has nothing to do; /proc/PID/stat counts it in 10 ms."""
 START_LIMIT_S = 120
 WARM_STEPS = 20
 MARK = "BENCHMARK_JOB"
+_UTIME, _STIME = 11, 12
+"""Positions in /proc/PID/stat behind the name (proc(5))."""
 _FOREIGN = ("TASKD_", "TORCHELASTIC_", "TORCH_DISABLE_SHARE_RDZV", "PET_", "MINDX_", "LD_PRELOAD", "MASTER_", "RANK")
 
 
@@ -117,9 +121,43 @@ class Job:
                 raise BenchmarkError(f"{what}: not within {limit_s:g} s, see {self.log}")
             time.sleep(LOOK_S)
 
+    def await_warm(self, journal: "Journal") -> None:
+        """Wait until it trains and its warm processes wait, with all done that they do ahead.
+
+        A new one copies its template's memory first, for 0.2 to 0.5 s on two cores. One that becomes a rank before has
+        to do that in the middle of the recovery, which then takes half as long again on a slow machine.
+        """
+        self.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+        used: dict[int, int] = {}
+        since_s = time.monotonic()
+
+        def rest() -> bool:
+            nonlocal used, since_s
+            ranks = set(journal.pids.values())
+            now = {pid: used_ticks(pid) for pid in self.children() if pid not in ranks}
+            if now != used:
+                used, since_s = now, time.monotonic()
+            return time.monotonic() - since_s >= REST_S
+
+        self.await_until(rest, "warm processes that have nothing to do", START_LIMIT_S)
+
+    def children(self) -> list[int]:
+        """What the command has started itself and has not collected."""
+        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
+        return [int(child) for children in tasks for child in children.read_text().split()]
+
     def await_training(self, logs: "StepLogs") -> None:
         """Wait until every rank trains and has left its first steps behind."""
         self.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
+
+
+def used_ticks(pid: int) -> int:
+    """Processor time of a process, in ticks of the clock; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(fields[_UTIME]) + int(fields[_STIME])
 
 
 @contextmanager

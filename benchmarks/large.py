@@ -130,7 +130,7 @@ def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int
     journal = Journal(run_dir)
     with started(command, env, directory / "job.log", ROOT if shim else directory) as job:
         job.await_until(lambda: logs.all_at(steps), f"step {steps}", START_LIMIT_S)
-        job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+        job.await_warm(journal)
         if shim == ("without a black box" in job.log.read_text()):
             raise BenchmarkError(f"the job has {'no ' * shim}black boxes, expected otherwise, see {job.log}")
         yield Running(job, logs, journal)

@@ -41,7 +41,6 @@ from benchmarks.constructor import constructor_us
 from benchmarks.intervals import interval
 from benchmarks.job import (
     ROOT,
-    START_LIMIT_S,
     Journal,
     measured,
     say,
@@ -76,7 +75,7 @@ def measure_job(
     with started(command, env, directory / "job.log") as job:
         if taskd:
             journal = Journal(directory / "run")
-            job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+            job.await_warm(journal)
         go.write_bytes(b"go")  # blocks until the rank has come as far
         rank = int(out.with_suffix(".pid").read_text())
         begun_s, used = time.monotonic(), (beside_training_s(rank), beside_rank_s(job.pid, rank))

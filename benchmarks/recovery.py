@@ -9,8 +9,8 @@
 Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone`, first stock, then under taskd, as often as
 `--pairs` says. Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment.
 The time is that from the kill to the commit, by the last rank, of the first step of the world that the killed rank came
-back to. Under taskd it is done `--kills` times in each job, each time once a warm process waits. Under stock torchrun
-the script saves a checkpoint after every step and goes on from it; stock gets
+back to. Under taskd it is done `--kills` times in each job, each time once a warm process waits and has done all it
+does ahead. Under stock torchrun the script saves a checkpoint after every step and goes on from it; stock gets
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which it seldom recovers at all. Under taskd nothing is saved.
 
 The floor, measured after each pair with as many kills: bare processes with a warm one in reserve for each kill, whose
@@ -47,7 +47,6 @@ from typing import Any
 
 from benchmarks.floor import floors_s
 from benchmarks.job import (
-    START_LIMIT_S,
     BenchmarkError,
     Job,
     Journal,
@@ -103,7 +102,7 @@ def measure_taskd(
     with started(command, taskd_environment(directory / "run"), directory / "job.log") as job:
         job.await_training(logs)
         for number in range(1, kills + 1):
-            job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+            job.await_warm(journal)
             victims, killed_s = kill_together(logs, chance, args.ranks, count)
             resumed_s = max(await_resumed(job, logs, victim, dead, killed_s) for victim, dead in victims.items())
             job.await_until(lambda: journal.count("recovered") >= number, "the journal's record", 10)  # noqa: B023

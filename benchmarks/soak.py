@@ -150,7 +150,7 @@ class Soak:
         return self._directory / "manager.log"
 
     def _soak(self, job: Job, manager: Job) -> int:
-        job.await_until(lambda: self._journal.warm, "a warm process", START_LIMIT_S)
+        job.await_warm(self._journal)
         pids = {"worker": self._journal.pids[self._survivor], "agent": job.pid, "manager": manager.pid}
         if self.hostile is not None:
             pids["template"] = template(job.pid)

@@ -28,7 +28,6 @@ from typing import Any, Final
 from benchmarks.intervals import interval
 from benchmarks.job import (
     ROOT,
-    START_LIMIT_S,
     BenchmarkError,
     Journal,
     say,
@@ -88,7 +87,7 @@ def _measure_job(directory: Path, args: argparse.Namespace) -> dict[str, list[fl
     command = torchrun(words, _RANKS)
     with started(command, taskd_environment(directory / "run"), directory / "job.log", cwd=ROOT) as job:
         journal = Journal(directory / "run")
-        job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
+        job.await_warm(journal)
         go.write_bytes(b"go")
         job.wait(args.limit_s)
     found: dict[str, list[float]] = json.loads(out.read_text())

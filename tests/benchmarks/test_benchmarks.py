@@ -79,7 +79,7 @@ def test_idle(launcher: Launcher) -> None:
     assert 0 <= last["stock_share"] < 0.2
     assert 0 < last["agent_share"] < 0.2
     assert last["private_mb"] == pytest.approx(sum(last["private_each_mb"]), abs=0.2)
-    assert len(last["private_each_mb"]) == 2
+    assert len(last["private_each_mb"]) == 3  # a template, a standby, and the one in reserve
 
 
 @pytest.mark.thorough
