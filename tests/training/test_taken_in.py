@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from taskd.adaptors.training.parts.taken_in import TakenIn
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.parts.taken_in import Taken, TakenIn
+from taskd.errors import RestoreError
 from tests.training import taken_elsewhere
 from tests.training.taken_elsewhere import count as count_elsewhere
 
@@ -209,6 +211,37 @@ def test_a_process_that_has_no_such_thing_takes_nothing() -> None:
     given.enter(train)
     with pytest.raises(ValueError, match="a peer changes total, and this process has no such thing there"):
         given.put(found.sent())
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        ("a." * 100_000 + "a", tree.pack(1)),
+        ("-" * 100_000 + "1", tree.pack(1)),
+        ("total", b""),
+        ("total", b"\xc1"),
+        ("total", tree.pack([1, 2])),
+        ("total", tree.pack("three")),
+        ("generators['dice']", b"\xff\xfe"),
+        ("generators['dice']", b"(3, "),
+        ("generators['dice']", b"-" * 100_000 + b"1"),
+        ("generators['dice']", b"{}"),
+        ("generators['numpy']", b"[]"),
+        ("generators['old']", b"7"),
+        ("generators['drawn']", b"no hexadecimal"),
+        ("generators['drawn']", b"00"),
+    ],
+    ids=lambda sent: f"{sent[0][:20]} {sent[1][:10]!r}",
+)
+def test_what_a_peer_may_not_send(sent: Taken) -> None:
+    """Each is an error that `restore` expects, and changes nothing."""
+    script = Script()
+    given = TakenIn()
+    given.enter(script.train)
+    with pytest.raises((RestoreError, RuntimeError, ValueError, LookupError, TypeError, OverflowError)):
+        given.put([sent])
+    assert total == 0
+    assert script.draw() == Script().draw()
 
 
 def test_what_has_gone_since_the_commit_is_passed_over() -> None:

@@ -154,6 +154,7 @@ def _value_of(encoded: bytes, place: ValuePlace) -> _Copy | None:
     if own is None:
         return None
     if not own.of_generator:
-        return _Copy(tree.unpack(encoded), of_generator=False)
+        value = tree.unpack(encoded)
+        return _Copy(value, of_generator=False) if type(value) in _SCALARS or tree.is_numpy(value) else None
     state = state_from(encoded.decode(), place.get())
     return None if state is None else _Copy(state, of_generator=True)

@@ -52,7 +52,7 @@ def put_generator(value: Any, state: Any) -> None:
 
 
 def state_from(text: str, value: Any) -> Any:
-    """Decode a text of `text_of_state` for the generator `value`; None if the text is incomplete.
+    """Decode a text of `text_of_state` for the generator `value`; None if the text is incomplete, or is no such text.
 
     It is incomplete for numpy's bit generators that keep an array (`MT19937`, `Philox`, `SFC64`).
     """
@@ -60,7 +60,10 @@ def state_from(text: str, value: Any) -> Any:
         return torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
     if _ARRAY in text:
         return None
-    known = ast.literal_eval(text)
+    try:
+        known = ast.literal_eval(text)
+    except (SyntaxError, RecursionError, MemoryError):
+        return None
     if isinstance(value, random.Random) or hasattr(value, "bit_generator"):
         return known
     return ("MT19937", sys.modules["numpy"].frombuffer(known[0], dtype="uint32"), *known[1])

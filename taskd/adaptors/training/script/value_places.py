@@ -44,7 +44,7 @@ def place_of(path: str, variables: Mapping[str, ValuePlace]) -> ValuePlace | Non
     try:
         place = _follow(ast.parse(path, mode="eval").body, variables)
         place.get()
-    except (SyntaxError, ValueError, LookupError, RecursionError):
+    except (SyntaxError, ValueError, LookupError, RecursionError, MemoryError):  # the last two: it nests too deep
         return None
     return place
 
