@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.scripts.catalog import IDENTICAL, Script
-from tests.scripts.judge import judge
+from tests.scripts.judge import judge, judge_calm
 from tests.scripts.play import LIMIT_S, NO_CHECKS, Run, play
-from tests.scripts.verdict import verdict_in
+from tests.scripts.verdict import Verdict, verdict_in
 
 _STOCK_RUNS = 4
 PROGRAMS = Path(__file__).with_name("programs")
@@ -65,8 +65,13 @@ class TrainerScene:
     nodes: int = 1
     folder: Path = PROGRAMS
 
-    def script(self, *, kills: bool) -> Script:
-        """What is played: with its kills, or undisturbed on the plain library."""
+    @property
+    def undisturbed(self) -> tuple[object, ...]:
+        """What scenes with the same runs without kills have in common."""
+        return self.program, self.ranks, self.environment, self.launch
+
+    def script(self, *, kills: bool, plain: bool) -> Script:
+        """What is played: with its kills or undisturbed, and with taskd's adapter or on the `plain` library."""
         return Script(
             self.program,
             (IDENTICAL,),
@@ -78,27 +83,33 @@ class TrainerScene:
             environment=(
                 *self.environment,
                 ("SCENE_KILLS", ";".join(map(str, self.kills)) if kills else ""),
-                ("TRAINER_PLAIN", "0" if kills else "1"),
+                ("TRAINER_PLAIN", str(int(plain))),
             ),
         )
 
 
 class TrainerStage:
-    """Plays scenes, with `checks` in taskd's environment; the undisturbed run of each program and environment once."""
+    """Plays scenes, with `checks` in taskd's environment; undisturbed runs of each program and environment once.
+
+    With checks an undisturbed run under taskd is played too: it must be proven exact, and equal the plain library's.
+    """
 
     def __init__(self, root: Path, checks: Mapping[str, str] = NO_CHECKS) -> None:
         self._root, self._checks = root, checks
         self._undisturbed: dict[tuple[object, ...], Run] = {}
+        self._checked: dict[tuple[object, ...], Run] = {}
 
     def play(self, scene: TrainerScene, folder: Path) -> tuple[dict[str, Any], str]:
         """Its line of JSON, and what people are shown of it."""
         reference = self._reference(scene)
-        run = play(scene.script(kills=True), folder / "run", taskd=True, limit_s=scene.limit_s, checks=self._checks)
+        run = self._play(scene, folder / "run", kills=True)
         done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
         run.killed = [(kill.rank, kill.moment) for kill in done]
         recovered = run.named("recovered")
         took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in recovered]
         wrong = self._wrong(scene, run, reference, len(done))
+        if self._checks and reference.status == 0:
+            wrong += self._wrong_when_checked(scene, reference)
         verdict = verdict_in(run.output).value
         found = {"name": scene.name, "kills": len(done), "recovered_ms": took_ms, "verdict": verdict, "wrong": wrong}
         checked = f"; self-check: {verdict}" if verdict else ""
@@ -108,7 +119,7 @@ class TrainerStage:
         if reference.status != 0:
             return [f"the plain library ends with {reference.status}: see {reference.folder}"]
         wrong = []
-        judgement = judge(scene.script(kills=True), run, reference)
+        judgement = judge(scene.script(kills=True, plain=False), run, reference)
         if judgement.grade is not IDENTICAL:
             wrong.append(f"{judgement.grade.value}: {judgement.why}; see {run.folder}")
         redone = max((record["steps_redone"] for record in run.named("recovered")), default=0)
@@ -123,17 +134,30 @@ class TrainerStage:
                 wrong.append(f"rank {rank} logged {odd!r}, on the plain library otherwise ({len(theirs)} lines)")
         return wrong
 
+    def _wrong_when_checked(self, scene: TrainerScene, reference: Run) -> list[str]:
+        if scene.undisturbed not in self._checked:
+            folder = self._root / f"checked-{len(self._checked)}"
+            self._checked[scene.undisturbed] = self._play(scene, folder, kills=False)
+        run = self._checked[scene.undisturbed]
+        judgement, verdict = judge_calm(run, reference), verdict_in(run.output)
+        wrong = [] if judgement is None else [f"with the self-check, {judgement.why}; see {run.folder}"]
+        if verdict is not Verdict.PROVEN:
+            wrong.append(f"the self-check's verdict is {verdict.value!r}, expected proven; see {run.folder}")
+        return wrong
+
+    def _play(self, scene: TrainerScene, folder: Path, *, kills: bool) -> Run:
+        script = scene.script(kills=kills, plain=False)
+        return play(script, folder, taskd=True, limit_s=scene.limit_s, checks=self._checks)
+
     def _reference(self, scene: TrainerScene) -> Run:
-        known = (scene.program, scene.ranks, scene.environment, scene.launch)
-        if known not in self._undisturbed:
+        if scene.undisturbed not in self._undisturbed:
+            script = scene.script(kills=False, plain=True)
             for number in range(_STOCK_RUNS):  # torch aborts now and then, as a job without taskd ends
                 folder = self._root / f"undisturbed-{len(self._undisturbed)}-{number}"
-                self._undisturbed[known] = run = play(
-                    scene.script(kills=False), folder, taskd=False, limit_s=scene.limit_s
-                )
+                self._undisturbed[scene.undisturbed] = run = play(script, folder, taskd=False, limit_s=scene.limit_s)
                 if run.status == 0 and len(run.results) == scene.ranks:
                     break
-        return self._undisturbed[known]
+        return self._undisturbed[scene.undisturbed]
 
 
 def _logged(run: Run, rank: int) -> list[str]:
