@@ -10,6 +10,8 @@ from tests.multinode.conftest import MakeJob
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 RENDEZVOUS = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1")
+WHOLE = (RENDEZVOUS[0], "--rdzv-conf=last_call_timeout=120,keep_alive_interval=1")
+"""The job begins with all three nodes, however late one comes."""
 STORE = "node1"
 
 
@@ -41,7 +43,7 @@ def test_a_smaller_world_starts_anew(make_job: MakeJob) -> None:
     points = [point("lost", 1, 4, "begin"), point("zero", 0, 8, "begin"), point("two", 2, 8, "begin")]
     env: dict[str, str | None] = {"TASKD_RECOVER_STRATEGY": "recover-in-place,elastic-training"}
     job = make_job(1)
-    job.start("train.py", {"steps": 12, "points": points}, options=RENDEZVOUS, store=STORE, env=env)
+    job.start("train.py", {"steps": 12, "points": points}, options=WHOLE, store=STORE, env=env)
     job.held("lost")
     job.nodes[1].kill_all()
     del job.torchruns[1]
@@ -60,7 +62,7 @@ def test_a_script_without_the_sdk_goes_on_with_fewer_nodes(make_job: MakeJob) ->
     points = [point(name, rank, "run", always=name != "lost") for rank, name in enumerate(("zero", "lost", "two"))]
     job = make_job(1)
     env: dict[str, str | None] = {"TASKD_WAIT_RESCHEDULE_TIMEOUT": "2"}
-    job.start("hold.py", {"points": points}, options=RENDEZVOUS, store=STORE, env=env)
+    job.start("hold.py", {"points": points}, options=WHOLE, store=STORE, env=env)
     for name in ("lost", "zero", "two"):
         job.held(name)
     job.nodes[1].kill_all()

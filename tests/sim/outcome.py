@@ -26,7 +26,7 @@ def explain(sim: "Sim") -> str:
     """Empty if the end is explained, else what is wrong with it."""
     stopped, struck = sim.stopped, sim.struck
     if stopped is None:
-        return "" if set(struck) & {*OF_NODES, "term"} else "the job has not ended"
+        return "" if set(struck) & set(OF_NODES) else "the job has not ended"
     if stopped.exit_code == 0:
         missing = sorted(set(sim.manager.core.world.ranks) - sim.judge.done)
         return f"success, but rank {missing} has not done all its steps" if missing and "leave" not in struck else ""

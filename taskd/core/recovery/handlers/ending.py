@@ -7,6 +7,7 @@ can be kept, and is acted on at once.
 
 from dataclasses import replace
 
+from taskd.core.membership.places import has_stopped
 from taskd.core.recovery import nodes
 from taskd.core.recovery.actions import Next, do
 from taskd.core.recovery.attempts import succeed
@@ -80,18 +81,26 @@ def unsettled(_phase: Finishing, _event: Expired, job: Job, now_s: float) -> Nex
 def leave(phase: Finishing, _event: Exited, job: Job, now_s: float) -> Next:
     """A process ended with status 0; the job is done when all have."""
     if len(job.world.exited()) == len(job.world.ranks):
-        return end(now_s, "every rank exited with status 0", 0)
+        return end(now_s, f"every rank exited with status 0{_doubt(job)}", 0)
     if phase.until_s is not None and job.settled():
         return fault(now_s, job.ended())
     return phase, ()
 
 
 def lose_node(phase: Finishing, event: NodeLost, job: Job, now_s: float) -> Next:
-    """A node is lost after all had finished. One that had said that it stops has ended its ranks: that is no fault."""
-    stops = job.world.nodes.by_place[event.place].status.leaving
-    if stops and all(job.world.ranks[rank].done for rank in job.world.on_node(event.place)):
+    """A node is lost after all had finished: no fault if it had said that it stops, and of no rank that it died."""
+    known, ranks = job.world.nodes.by_place[event.place].status, job.world.on_node(event.place)
+    if known.leaving and not has_stopped(known) and all(job.world.ranks[rank].done for rank in ranks):
         return phase, (do(nodes.count_as_exited, event.place),)
     return membership.lose_node(phase, event, job, now_s)
+
+
+def _doubt(job: Job) -> str:
+    """Which nodes have not told of their ranks' ends (`lose_node`)."""
+    told = {place: node.status.ranks for place, node in job.world.nodes.by_place.items()}
+    silent = [place for place in job.world.places if any(rank.stage is not Stage.EXITED for rank in told[place])]
+    names = ", ".join(map(str, silent))
+    return f", as far as is known: node {names} was stopped, and its last report is missing" if silent else ""
 
 
 def end_again(phase: Stopped, event: Overtaken, _job: Job, _now_s: float) -> Next:
