@@ -150,8 +150,7 @@ def restarted(run: Run) -> bool:
 
 def by_self_check(event: dict[str, Any]) -> bool:
     """Whether all processes started anew because the job has found out by itself that it is not exact."""
-    causes = [str(cause) for cause in (event.get("causes") or {}).values()]
-    return bool(event.get("restart") and causes) and all(_SELF_CHECK.search(cause) for cause in causes)
+    return bool(event.get("restart")) and bool(_SELF_CHECK.search(str(event.get("reason")))) and not event.get("causes")
 
 
 def healthy_replaced(run: Run) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.scripts.catalog import FAILED, IDENTICAL, PROGRAMS, REFUSED, RESTARTED, SCRIPTS, SILENT, chosen
 from tests.scripts.grades import Grade
-from tests.scripts.judge import Judgement, judge, judge_calm, may_restart
+from tests.scripts.judge import Judgement, by_self_check, judge, judge_calm, may_restart
 from tests.scripts.kills import Kill, NoPlaceError, Place, draw
 from tests.scripts.play import Run
 from tests.scripts.stage import Outcome, Stage
@@ -109,6 +109,18 @@ def test_a_refusal_before_the_first_kill_is_a_verdict(tmp_path: Path) -> None:
 def test_the_self_checks_verdict(said: str, verdict: Verdict, tmp_path: Path) -> None:
     (tmp_path / "output-0.txt").write_text(said)
     assert verdict_of(ran(folder=tmp_path, killed=[])) is verdict
+
+
+def test_a_start_anew_that_the_self_check_asks_for_is_no_fault() -> None:
+    asked = {
+        "restart": True,
+        "causes": {},
+        "reason": "rank 0: the self-check has changed the training, which is not exact",
+    }
+    assert by_self_check(asked)
+    assert not by_self_check({**asked, "restart": False})
+    assert not by_self_check({**asked, "causes": {"1": "signal 9"}})
+    assert not by_self_check({**asked, "reason": "not retry: rank 0 has no process"})
 
 
 def test_a_verdict_agrees_with_what_the_kills_have_shown() -> None:
