@@ -158,6 +158,39 @@ def test_what_was_proven_before_is_taken_in() -> None:
     assert one.state._recovery.parts.taken.any
 
 
+@pytest.mark.parametrize("kept", ["read", "printed", "alone"])
+def test_what_may_be_made_of_a_list_that_grows_is_not_taken_in(kept: str) -> None:
+    """A new process would have the number, and an empty list: its next number would be another one than its peers'."""
+    one, progress = Training(), Progress()
+    losses: list[float] = []
+
+    def read(loss: torch.Tensor) -> None:
+        losses.append(loss.item())
+        progress.seen += 1 if losses[-1] < losses[0] else 2
+
+    def printed(loss: torch.Tensor) -> None:
+        losses.append(loss.item())
+        progress.seen += 1
+        print(losses[-1])
+
+    def alone(loss: torch.Tensor) -> None:
+        losses.append(loss.item())
+        progress.seen += 1
+
+    note = {"read": read, "printed": printed, "alone": alone}[kept]
+
+    def train() -> None:
+        while one.state.step < 4:
+            loss = one.network(torch.randn(8, 4) * progress.noise()).square().mean()
+            loss.backward()
+            one.optimizer.step()
+            note(loss)
+            one.state.commit()
+
+    one.found(train, ProofOutlook.EXACT)
+    assert one.state._recovery.parts.taken.any is (kept != "read")
+
+
 @pytest.mark.parametrize("data", ["sampler", "stream"])
 def test_what_a_loader_leads_to_is_not_taken_in(data: str) -> None:
     """A loader that goes on somewhere goes through its data again."""

@@ -12,6 +12,7 @@ Rules:
 import ast
 import inspect
 import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Final, TypeGuard
@@ -41,21 +42,13 @@ _LOOKS: Final = frozenset(
 )
 """Methods of a model or optimizer that take nothing into the training."""
 _OUTPUT: Final = (
-    "log",
-    "print",
-    "save",
-    "write",
-    "plot",
-    "report",
-    "display",
-    "draw",
-    "dump",
-    "summar",
-    "record",
-    "show",
+    *("log", "print", "save", "write", "plot", "report", "display", "draw", "dump", "summar", "record", "show"),
 )
 _SHOWN: Final = frozenset({"__str__", "__repr__", "__format__", "state_dict", "load_state_dict", "__getstate__"})
 _MIXES: Final = frozenset({"mul_", "add_", "sub_", "div_", "lerp_", "lerp", "addcmul_", "addcdiv_", "copysign_"})
+_CONTAINERS: Final = (list, dict, set, deque)
+_ADDS_IN_ORDER: Final = frozenset({"append", "appendleft", "extend", "insert"})
+_ADDS: Final = _ADDS_IN_ORDER | {"add", "update", "setdefault"}
 _STEPS: Final = frozenset({"step", "epoch", "global_step", "current_epoch"})
 _SEEDS: Final = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 _DEEPEST: Final = 3
@@ -257,6 +250,19 @@ def is_read(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
     return False
 
 
+def remembers(functions: Iterable[ScriptFunction]) -> bool:
+    """Whether a list, dictionary or queue is added to, and read other than to print or save it: no newcomer has it."""
+    known = list(functions)
+    texts = [("", one.file, one.tree) for one in known if one.tree is not None]
+    for one in known:
+        for method in filter(None, map(_addition, _walk(one.tree, inner=True))):
+            value = one.value(method.value)
+            kept = bool(value) if isinstance(value, _CONTAINERS) else value is None and method.attr in _ADDS_IN_ORDER
+            if kept and is_read(_last(method.value), texts):
+                return True
+    return False
+
+
 def is_seeded(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
     """Whether any of these functions puts a generator of this name somewhere itself."""
     calls = (node for _, _, tree in texts for node in _walk(tree, inner=True) if isinstance(node, ast.Call))
@@ -285,10 +291,19 @@ def _is_aside(node: ast.AST, name: str) -> bool:
         return _last(node.target) == name
     if _assigns(node, name):
         return True
+    method = _addition(node)
+    if method is not None and _last(method.value) == name:
+        return True
     if isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         return called in ("format", "str", "repr") or any(word in called for word in _OUTPUT)
     return isinstance(node, ast.JoinedStr)
+
+
+def _addition(node: ast.AST) -> ast.Attribute | None:
+    """The method of `history.append(…)`, or of the like of it."""
+    method = node.func if isinstance(node, ast.Call) else None
+    return method if isinstance(method, ast.Attribute) and method.attr in _ADDS else None
 
 
 def _assigns(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:

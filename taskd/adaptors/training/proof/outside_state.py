@@ -26,6 +26,7 @@ from taskd.adaptors.training.proof.influence import (
     is_seeded,
     mixed_at,
     plain_path,
+    remembers,
 )
 from taskd.adaptors.training.proof.roots import Entered, Held, variables_of
 from taskd.adaptors.training.proof.walk import SeenKind, SeenValue, is_scripts
@@ -46,7 +47,10 @@ class OutsideState:
     more: int
     line: str
     is_value: bool = False
-    """Whether it is a number or a generator, and no loader leads to it."""
+    """Whether it is a number or a generator that can be taken into the state.
+
+    It cannot if a loader leads to it, or if the script remembers more than numbers: one may be made of the other.
+    """
 
     def matter(self, function_line: str) -> Matter:
         """Return what is told and refused."""
@@ -96,6 +100,8 @@ class Judge:
                 found += self._generator(path, one)
             elif one.kind is SeenKind.NUMBER:
                 found += self._number(path, one)
+        if any(one.is_value for one in found) and remembers(self._functions):
+            found = [dataclasses.replace(one, is_value=False) for one in found]
         return found[:_MOST_NAMED]
 
     # Inside.
