@@ -50,6 +50,8 @@ class Refusals:
         self._first_step = self._anew = ""
         self.warned = False
         """Whether something was found that is not refused."""
+        self.shows = ""
+        """`file:line` of what the script does as an epoch begins, and otherwise in a step that is done twice."""
 
     @property
     def of_newcomers(self) -> bool:

@@ -46,12 +46,14 @@ class ReadFinding(NamedTuple):
         text: what was found there, and what a recovery makes of it.
         remedy: what to write in its place.
         weight: what it means for the job.
+        shows: whether a step that is done twice without a fault shows it, so that the self-check does none twice.
     """
 
     line: str
     text: str
     remedy: str
     weight: Weight = Weight.REFUSED
+    shows: bool = False
 
 
 def refuse_inexact(
@@ -75,6 +77,8 @@ def refuse_inexact(
         last = told[-1]
         told[-1] = last._replace(text=f"{last.text} (and {len(findings) - len(told)} more)")
     for one in told:
+        if one.shows:
+            refusals.shows = one.line
         if one.weight is Weight.WARNED:
             refusals.tell(f"{one.text}. {one.remedy}")
         elif link.config.allows_inexact:
@@ -238,6 +242,7 @@ def _of_look(source: Taint, used: str) -> ReadFinding:
         "none left, and it raises StopIteration",
         f"Give it a default, next(iter({source.loader}), None), or look at a batch of another loader.",
         Weight.WARNED,
+        shows=True,
     )
 
 

@@ -114,9 +114,12 @@ class SelfCheckRun:
     def _hindered(self) -> str:
         if self._writes.found:
             return self._writes.found
-        if self._runtime.refusals.of_newcomers:
+        refusals = self._runtime.refusals
+        if refusals.shows:
+            return f"{refusals.shows} looks at a batch, and would get another one in a step that is done twice"
+        if refusals.of_newcomers:
             return "at a fault all processes start anew in any case"
-        return "the training is known not to be exact" if self._runtime.refusals.warned else ""
+        return "the training is known not to be exact" if refusals.warned else ""
 
     def _waiting(self) -> None:
         if self._link.interrupted:
