@@ -26,7 +26,6 @@ from typing import Any
 from benchmarks.job import (
     START_LIMIT_S,
     BenchmarkError,
-    Job,
     Journal,
     StepLogs,
     fresh,
@@ -38,9 +37,6 @@ from benchmarks.job import (
     torchrun,
     training,
 )
-
-_PPID = 1
-"""Position in /proc/PID/stat behind the name (proc(5))."""
 
 
 def share_of(pid: int, args: argparse.Namespace) -> float:
@@ -57,23 +53,6 @@ def _used_s(pid: int) -> float:
     """Return the processor time of all threads, to the nanosecond; `/proc/PID/stat` counts in 10 ms."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
-
-
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def warm_processes(job: Job, ranks: set[int]) -> list[int]:
-    """Children of torchrun that are no ranks: the template and its standbys."""
-    found = []
-    for directory in Path("/proc").glob("[0-9]*"):
-        pid = int(directory.name)
-        try:
-            if int(_stat(pid)[_PPID]) == job.pid and pid not in ranks:
-                found.append(pid)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def memory_mb(pid: int) -> tuple[float, float]:
@@ -101,7 +80,7 @@ def measure_taskd(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
         job.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
         time.sleep(args.settle_s)
         share = share_of(job.pid, args)
-        memory = [memory_mb(pid) for pid in warm_processes(job, set(journal.pids.values()))]
+        memory = [memory_mb(pid) for pid in job.warm_processes(journal)]
     if len(memory) < 2:
         raise BenchmarkError(f"found {len(memory)} warm processes, expected a template and a standby, see {job.log}")
     return {

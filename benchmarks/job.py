@@ -122,10 +122,10 @@ class Job:
             time.sleep(LOOK_S)
 
     def await_warm(self, journal: "Journal") -> None:
-        """Wait until it trains and its warm processes wait, with all done that they do ahead.
+        """Wait until the job trains and its warm processes are ready and idle.
 
-        A new one copies its template's memory first, for 0.2 to 0.5 s on two cores. One that becomes a rank before has
-        to do that in the middle of the recovery, which then takes half as long again on a slow machine.
+        A new one copies its template's memory first, for 0.2 to 0.5 s on two cores. If it becomes a rank before that
+        is done, the recovery takes longer.
         """
         self.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
         used: dict[int, int] = {}
@@ -133,25 +133,28 @@ class Job:
 
         def rest() -> bool:
             nonlocal used, since_s
-            ranks = set(journal.pids.values())
-            now = {pid: used_ticks(pid) for pid in self.children() if pid not in ranks}
+            now = {pid: _used_ticks(pid) for pid in self.warm_processes(journal)}
             if now != used:
                 used, since_s = now, time.monotonic()
             return time.monotonic() - since_s >= REST_S
 
         self.await_until(rest, "warm processes that have nothing to do", START_LIMIT_S)
 
-    def children(self) -> list[int]:
-        """What the command has started itself and has not collected."""
-        tasks = Path(f"/proc/{self.pid}/task").glob("*/children")
-        return [int(child) for children in tasks for child in children.read_text().split()]
+    def warm_processes(self, journal: "Journal") -> list[int]:
+        """Children of torchrun that are no ranks: the template and its standbys."""
+        children: list[int] = []
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+                children += map(int, (task / "children").read_text().split())
+        ranks = set(journal.pids.values())
+        return [pid for pid in children if pid not in ranks]
 
     def await_training(self, logs: "StepLogs") -> None:
         """Wait until every rank trains and has left its first steps behind."""
         self.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
 
 
-def used_ticks(pid: int) -> int:
+def _used_ticks(pid: int) -> int:
     """Processor time of a process, in ticks of the clock; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -76,7 +76,7 @@ def mark_dead(job: "Job", _now_s: float, place: NodeRank, text: str) -> NodeLost
 
 
 def count_as_exited(job: "Job", _now_s: float, place: NodeRank) -> Exited | None:
-    """The ranks of a node whose last report came before they had ended: that they have is known otherwise."""
+    """Mark the ranks of a node as exited that has stopped, and whose last report is missing."""
     left = [rank for rank in job.world.on_node(place) if not job.world.ranks[rank].gone]
     for rank in left:
         view = job.world.ranks[rank]

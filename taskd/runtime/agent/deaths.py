@@ -105,7 +105,7 @@ class DeathWatch:
         os.eventfd_write(self._wake, 1)
 
     def tell_again(self, pid: int) -> None:
-        """Give the end of a process once more, with the next `events`; nothing becomes readable by it."""
+        """Report the end of a process again with the next `events`. The descriptor does not become readable by it."""
         self._gone.append(pid)
 
     def _look(self) -> None:

@@ -51,7 +51,7 @@ class Refusals:
         self.warned = False
         """Whether something was found that is not refused."""
         self.shows = ""
-        """`file:line` of what the script does as an epoch begins, and otherwise in a step that is done twice."""
+        """`file:line` where the script looks at a batch as an epoch begins: a step done twice gets another one."""
 
     @property
     def of_newcomers(self) -> bool:

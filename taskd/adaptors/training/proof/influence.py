@@ -41,9 +41,7 @@ _LOOKS: Final = frozenset(
     }
 )
 """Methods of a model or optimizer that take nothing into the training."""
-_OUTPUT: Final = (
-    *("log", "print", "save", "write", "plot", "report", "display", "draw", "dump", "summar", "record", "show"),
-)
+_OUTPUT: Final = re.compile("log|print|save|write|plot|report|display|draw|dump|summar|record|show")
 _SHOWN: Final = frozenset({"__str__", "__repr__", "__format__", "state_dict", "load_state_dict", "__getstate__"})
 _MIXES: Final = frozenset({"mul_", "add_", "sub_", "div_", "lerp_", "lerp", "addcmul_", "addcdiv_", "copysign_"})
 _CONTAINERS: Final = (list, dict, set, deque)
@@ -146,7 +144,7 @@ class Influence:
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         if name in _MOVE:
             return True
-        if name in _LOOKS or any(word in name for word in _OUTPUT):
+        if name in _LOOKS or _OUTPUT.search(name):
             return False
         called = function.value(call.func)
         owner = function.value(call.func.value) if isinstance(call.func, ast.Attribute) else called
@@ -241,7 +239,7 @@ def mixed_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
 def is_read(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
     """Whether any of these functions reads an attribute other than to change, print or save it."""
     for method, _, tree in texts:
-        if method in _SHOWN or any(word in method for word in _OUTPUT):
+        if method in _SHOWN or _OUTPUT.search(method):
             continue
         own = {id(inner) for node in _walk(tree, inner=True) if _is_aside(node, name) for inner in ast.walk(node)}
         reads = (one for one in _places(tree) if _last(one) == name and isinstance(one.ctx, ast.Load))
@@ -251,7 +249,7 @@ def is_read(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
 
 
 def remembers(functions: Iterable[ScriptFunction]) -> bool:
-    """Whether a list, dictionary or queue is added to, and read other than to print or save it: no newcomer has it."""
+    """Whether a container grows and is read, other than to print or save it: in a new process it is empty."""
     known = list(functions)
     texts = [("", one.file, one.tree) for one in known if one.tree is not None]
     for one in known:
@@ -296,12 +294,12 @@ def _is_aside(node: ast.AST, name: str) -> bool:
         return True
     if isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return called in ("format", "str", "repr") or any(word in called for word in _OUTPUT)
+        return called in ("format", "str", "repr") or bool(_OUTPUT.search(called))
     return isinstance(node, ast.JoinedStr)
 
 
 def _addition(node: ast.AST) -> ast.Attribute | None:
-    """The method of `history.append(…)`, or of the like of it."""
+    """Return the method of a call that adds to a container, as `history.append(…)`; else None."""
     method = node.func if isinstance(node, ast.Call) else None
     return method if isinstance(method, ast.Attribute) and method.attr in _ADDS else None
 

@@ -49,7 +49,7 @@ class OutsideState:
     is_value: bool = False
     """Whether it is a number or a generator that can be taken into the state.
 
-    It cannot if a loader leads to it, or if the script remembers more than numbers: one may be made of the other.
+    It cannot if a loader leads to it, or if the script reads a list that grows: the number may depend on that.
     """
 
     def matter(self, function_line: str) -> Matter:

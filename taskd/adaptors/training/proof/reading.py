@@ -46,7 +46,7 @@ class ReadFinding(NamedTuple):
         text: what was found there, and what a recovery makes of it.
         remedy: what to write in its place.
         weight: what it means for the job.
-        shows: whether a step that is done twice without a fault shows it, so that the self-check does none twice.
+        shows: whether it shows when a step is done twice. The self-check does no step twice then.
     """
 
     line: str

@@ -81,24 +81,24 @@ def unsettled(_phase: Finishing, _event: Expired, job: Job, now_s: float) -> Nex
 def leave(phase: Finishing, _event: Exited, job: Job, now_s: float) -> Next:
     """A process ended with status 0; the job is done when all have."""
     if len(job.world.exited()) == len(job.world.ranks):
-        return end(now_s, f"every rank exited with status 0{_doubt(job)}", 0)
+        return end(now_s, f"every rank exited with status 0{_missing_reports(job)}", 0)
     if phase.until_s is not None and job.settled():
         return fault(now_s, job.ended())
     return phase, ()
 
 
 def lose_node(phase: Finishing, event: NodeLost, job: Job, now_s: float) -> Next:
-    """A node is lost after all had finished: no fault if it had said that it stops, and of no rank that it died."""
+    """A node is lost after all ranks had finished: no fault if it had announced its stop and reported no death."""
     known, ranks = job.world.nodes.by_place[event.place].status, job.world.on_node(event.place)
     if known.leaving and not has_stopped(known) and all(job.world.ranks[rank].done for rank in ranks):
         return phase, (do(nodes.count_as_exited, event.place),)
     return membership.lose_node(phase, event, job, now_s)
 
 
-def _doubt(job: Job) -> str:
-    """Which nodes have not told of their ranks' ends (`lose_node`)."""
-    told = {place: node.status.ranks for place, node in job.world.nodes.by_place.items()}
-    silent = [place for place in job.world.places if any(rank.stage is not Stage.EXITED for rank in told[place])]
+def _missing_reports(job: Job) -> str:
+    """Name the nodes whose ranks count as exited without a report of it (`lose_node`)."""
+    nodes_of = sorted((place, node.status) for place, node in job.world.nodes.by_place.items())
+    silent = [place for place, status in nodes_of if any(rank.stage is not Stage.EXITED for rank in status.ranks)]
     names = ", ".join(map(str, silent))
     return f", as far as is known: node {names} was stopped, and its last report is missing" if silent else ""
 
