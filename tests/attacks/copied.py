@@ -18,6 +18,7 @@ from taskd.adaptors.training.sharding.shards import local
 from taskd.adaptors.training.tree import bytes_of
 from tests.attacks.model import MARK
 from tests.attacks.program import BEFORE, FOLDER, STEPS, die_once
+from tests.leave import leave_stock
 
 
 class Net(nn.Module):
@@ -67,6 +68,7 @@ def main() -> None:
     digest = hashlib.sha256(bytes_of(parts) + bytes_of(net.get_buffer("mark"))).hexdigest()
     (FOLDER / f"digest-{rank}").write_text(f"{rank} {digest}")
     dist.destroy_process_group()
+    leave_stock()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import taskd
 from tests.attacks.model import make
+from tests.leave import leave_stock
 
 BEFORE, KILLED_AT, STEPS = 6, 9, 14
 FOLDER, VICTIM = Path(sys.argv[1]), int(sys.argv[2])
@@ -58,6 +59,7 @@ def main() -> None:
     flat = torch.cat([parameter.detach().flatten() for parameter in net.parameters()])
     (FOLDER / f"digest-{rank}").write_text(hashlib.sha256(flat.numpy().tobytes()).hexdigest())
     dist.destroy_process_group()
+    leave_stock()
 
 
 def build(extension: Path) -> None:
