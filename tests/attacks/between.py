@@ -22,7 +22,16 @@ from taskd.adaptors.training.copies.copy_file import HEAD_BYTES, CopyFile
 from taskd.config.address import LOOPBACK, Address
 from taskd.runtime.links.identity import peers_key
 from taskd.runtime.links.peers import Ends, PeerLink
-from tests.attacks.job import NOBODY, PROGRAM, RANKS, SECRET, VICTIM, WRONG_SECRET, AttackedJob, end_all
+from tests.attacks.job import (
+    PROGRAM,
+    RANKS,
+    SECRET,
+    VICTIM,
+    WRONG_SECRET,
+    AttackedJob,
+    digests_of_plain,
+    end_all,
+)
 from tests.attacks.model import MARK
 from tests.e2e.job import Process
 from tests.launch import Launcher, free_port
@@ -322,12 +331,7 @@ def undisturbed_copied(folder: Path) -> set[str]:
     """The digests of the same training under plain torchrun."""
     folder.mkdir()
     mark = uuid.uuid4().hex
-    job = CopiedJob(Launcher(folder, mark), folder, mark)
-    job.env = {"TASKD_PROCESS_ENABLE": None}
-    job.struck()
-    job.begin(NOBODY)
-    assert job.end() == 0, job.output
-    return job.digests
+    return digests_of_plain(CopiedJob(Launcher(folder, mark), folder, mark))
 
 
 def perform_between(attack: Between, folder: Path, wanted: set[str]) -> tuple[AttackedJob, list[str]]:

@@ -148,12 +148,20 @@ def undisturbed(folder: Path) -> str:
     folder.mkdir()
     mark = uuid.uuid4().hex
     job = AttackedJob(Launcher(folder, mark), folder, mark)
+    (digest,) = digests_of_plain(job)
+    return digest
+
+
+def digests_of_plain(job: AttackedJob) -> set[str]:
+    """What the ranks of this job leave under plain torchrun. Nothing of it runs on, however it ends."""
     job.env = {"TASKD_PROCESS_ENABLE": None}
     job.struck()
-    job.begin(NOBODY)
-    assert job.end() == 0, job.output
-    (digest,) = job.digests
-    return digest
+    try:
+        job.begin(NOBODY)
+        assert job.end() == 0, job.output
+        return job.digests
+    finally:
+        end_all(job.launcher, job.folder)
 
 
 def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, list[str]]:
