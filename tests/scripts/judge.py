@@ -25,8 +25,8 @@ from tests.scripts.play import Run
 _REPEATS = 3
 """A rank that fails so often at one step, with the same cause, is not replaced alone once more."""
 
-_FOREIGN = re.compile(r"File |:\d+: \w*Warning: ")
-"""A traceback, or a warning that Python has printed."""
+_NO_WARNING = re.compile(r"File |:\d+: \w*Warning: |taskd keeps it with the state")
+"""A traceback, a warning that Python has printed, or what has become a part of the state."""
 _SELF_CHECK = re.compile(r"the self-check has changed the training|the training is not exact")
 _OF_RANK_0 = "running statistics are rank 0's own: if that is replaced"
 
@@ -73,7 +73,7 @@ def told(script: Script, run: Run) -> str:
 
 def _naming(script: Script, text: str, more: str = "") -> str:
     for line in text.splitlines():
-        if re.search(rf"{re.escape(script.path.name)}:\d+{more}", line) and not _FOREIGN.search(line):
+        if re.search(rf"{re.escape(script.path.name)}:\d+{more}", line) and not _NO_WARNING.search(line):
             return line.strip()
     return ""
 

@@ -154,6 +154,18 @@ def test_grades() -> None:
     assert (healthy.grade, healthy.healthy_replaced) == (FAILED, 1)
 
 
+@pytest.mark.parametrize(
+    ("said", "grade"),
+    [("taskd keeps it with the state from now on.", SILENT), ("the TrainState does not have it.", REFUSED)],
+)
+def test_what_was_taken_into_the_state_explains_no_other_result(said: str, grade: Grade, tmp_path: Path) -> None:
+    script, reference = SCRIPTS[0], ran(events=[], killed=[])
+    line = f"seen (at {script.path}:30) is changed by the training: {said}"
+    (tmp_path / "output-0.txt").write_text(line)
+    (tmp_path / "said-0-9").write_text(str(len(line)))
+    assert judge(script, ran(folder=tmp_path, saw={0: {"0": [2]}}), reference).grade is grade
+
+
 def test_what_is_told_as_left_out_explains_only_what_is_missing(tmp_path: Path) -> None:
     script, reference = SCRIPTS[0], ran(events=[], killed=[], saw={0: {"0": [1], "accuracy 9": [7]}})
     assert judge(script, ran(folder=tmp_path), reference).grade is SILENT
