@@ -75,11 +75,11 @@ def test_an_error_that_the_script_handles_as_the_last_one(how: str, caplog: pyte
     assert not peer.refused
 
 
-@pytest.mark.parametrize(("how", "found"), [("looks", True), ("looks_with_a_default", False)])
-def test_a_look_at_a_batch_as_an_epoch_begins(how: str, found: bool) -> None:
+@pytest.mark.parametrize(("how", "weight"), [("looks", Weight.WARNED), ("looks_with_a_default", Weight.NOTED)])
+def test_a_look_at_a_batch_as_an_epoch_begins(how: str, weight: Weight) -> None:
     """A step that is done twice would look at another batch: the self-check does none twice then."""
     findings = read(getattr(shapes_warned, how))
-    assert [(one.weight, one.shows) for one in findings] == [(Weight.WARNED, True)] * found
+    assert [(one.weight, one.shows) for one in findings] == [(weight, True)]
 
 
 @pytest.mark.parametrize(("how", "found"), [("goes_through_all_again", False), ("begins_anew", True)])

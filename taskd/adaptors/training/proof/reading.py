@@ -35,6 +35,7 @@ class Weight(Enum):
     """What a finding means for the job."""
 
     REFUSED = "at a fault all processes start anew"
+    NOTED = "it is exact, but for what it shows: no step is done twice"
     WARNED = "a recovery at a single step, or something beside the training, is not exact: a warning, and no more"
 
 
@@ -72,13 +73,13 @@ def refuse_inexact(
     except Exception:  # noqa: BLE001 - whatever it is, it is no reason not to train
         _log.warning("the training function could not be read, and is not judged", exc_info=True)
         return
-    told = findings[:_MOST_TOLD]
-    if len(findings) > len(told):
+    refusals.shows = next((one.line for one in findings if one.shows), "")
+    worth_telling = [one for one in findings if one.weight is not Weight.NOTED]
+    told = worth_telling[:_MOST_TOLD]
+    if len(worth_telling) > len(told):
         last = told[-1]
-        told[-1] = last._replace(text=f"{last.text} (and {len(findings) - len(told)} more)")
+        told[-1] = last._replace(text=f"{last.text} (and {len(worth_telling) - len(told)} more)")
     for one in told:
-        if one.shows:
-            refusals.shows = one.line
         if one.weight is Weight.WARNED:
             refusals.tell(f"{one.text}. {one.remedy}")
         elif link.config.allows_inexact:
@@ -246,6 +247,16 @@ def _of_look(source: Taint, used: str) -> ReadFinding:
     )
 
 
+def _of_look_with_default(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} looks at a batch of {source.loader!r} as an epoch begins: after a recovery it sees another one",
+        f"Look at a batch of another loader than {source.loader!r}.",
+        Weight.NOTED,
+        shows=True,
+    )
+
+
 def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
     del used
     return ReadFinding(
@@ -267,5 +278,6 @@ _WORDS: Final = {
     TaintKind.LEAVES: _of_leaving,
     TaintKind.HANDLES: _of_handler,
     TaintKind.EMPTY: _of_look,
+    TaintKind.LOOKS: _of_look_with_default,
     TaintKind.AGAIN: _of_epochs_change,
 }

@@ -77,10 +77,11 @@ class Iterating(Functions):
         if over.shape is None or not (over.shape.loader or over.shape.element):
             return combine([VARYING, *arguments])
         self.goes_over(over)
-        made_here = isinstance(node.args[0], ast.Call) and len(arguments) == 1
+        made_here = isinstance(node.args[0], ast.Call)
         loop = self.frame.loops[-1] if self.frame.loops else None
         if made_here and over.shape.loader and loop is not None and loop.nested and self.in_epochs():
-            self.find(Taint(TaintKind.EMPTY, "next", self.frame.place(node), over.shape.loader), node)
+            kind = TaintKind.EMPTY if len(arguments) == 1 else TaintKind.LOOKS
+            self.find(Taint(kind, "next", self.frame.place(node), over.shape.loader), node)
         return self.element(over)
 
     def _whole(self, _: ast.AST, arguments: list[Value], words: dict[str, Value]) -> Value:

@@ -33,6 +33,7 @@ class TaintKind(Enum):
     LEAVES = "leaves a loop behind a commit"
     HANDLES = "handles errors of the training"
     EMPTY = "asks for a batch that a pass may not have"
+    LOOKS = "asks for a batch, or None, beside the pass"
     AGAIN = "is changed from itself once an epoch"
 
 
