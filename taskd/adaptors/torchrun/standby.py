@@ -69,6 +69,10 @@ DEFAULT_MODULES: Final = (
     "torch.nn.parallel",
     "torch.optim",
     "taskd.adaptors.training.session",
+    "taskd.adaptors.training.proof.alike",
+    "taskd.adaptors.training.proof.parameters",
+    "taskd.adaptors.training.proof.self_check",
+    "taskd.adaptors.training.proof.setup_facts",
     "taskd.runtime.worker.worker",
 )
 _QUOTED_MODULES: Final = (
@@ -296,9 +300,11 @@ def _read_sources() -> None:
 
 def _exercise() -> None:
     try:
+        from taskd.adaptors.groups.sites import users_files
         from taskd.adaptors.torchrun.exercise import run_step
 
         run_step()
+        users_files()  # which remembers what it has looked at
     except Exception as error:  # noqa: BLE001  a torch of another kind
         logger.info("a warm process cannot run a step ahead: %r", error)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from taskd.adaptors.training.digests import digest
-from taskd.adaptors.training.script.generators import state_of_generator
+from taskd.adaptors.training.script.generators import state_of_generator, text_of_state
 
 _DEPTH: Final = 6
 _MOST_BYTES: Final = 1 << 28
@@ -125,9 +125,7 @@ def of_random_numbers() -> dict[str, str]:
     found = {"python": _short(repr(random.getstate())), "torch": digest([torch.default_generator.get_state()])}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
-        found["numpy"] = _short(
-            repr([str(part) for part in numpy.get_state()[1:3]]) + str(numpy.get_state()[1].tobytes())
-        )
+        found["numpy"] = _short(text_of_state(numpy.get_state()))
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found["cuda"] = digest([torch.cuda.get_rng_state()])
     return found

@@ -7,7 +7,9 @@ Rules:
 
 1. Behind the same commit each rank adds one to a counter in the store of the default group, for each kind of thing and
    what it has of it. What all ranks have is counted as often as there are ranks. They look behind their next commit:
-   by then every rank has come so far, for the step's collectives have let it pass. Nobody waits for anybody.
+   by then every rank has come so far, for the step's collectives have let it pass. Nobody waits for anybody. What a
+   rank has behind the first commit of a recovery is taken down there and counted behind the second: until the first
+   is over, all wait.
 2. They count behind two early commits, behind the first evaluation and as a second pass over the data begins; after
    each recovery again. A kind counts at such a moment if it was alike there each time before.
 3. Not the random numbers are looked at alone, but also how many were drawn: ranks have seeds of their own.
@@ -20,7 +22,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,6 +45,14 @@ class CountMoment(Enum):
     EARLY = "an early step"
     EVALUATION = "an evaluation"
     PASS = "the beginning of another pass over the data"
+
+
+class _Taken(NamedTuple):
+    """What a rank had at a commit: the digest of each kind, and under which name ranks count it."""
+
+    moments: set[CountMoment]
+    name: str
+    kinds: dict[str, str]
 
 
 class AlikeRanks:
@@ -70,33 +80,40 @@ class AlikeRanks:
         self._commits = 0
         self._left = set(CountMoment)
         self._due: set[CountMoment] = set()
-        self._counted: tuple[set[CountMoment], str, dict[str, str]] | None = None
-        """What was counted behind the last commit, and under which name."""
+        self._taken: _Taken | None = None
+        """Not counted yet."""
+        self._counted: list[_Taken] = []
+        """Behind the last commit, not judged yet."""
         recovery.steps.evaluations.end.append(self._on_evaluation)
         recovery.parts.epochs.again.append(self._on_pass)
 
     @property
     def owes(self) -> bool:
         """Whether it wants to hear of the next commit."""
-        return self._counted is not None or bool(self._due) or self._commits < _EARLY
+        waits = self._taken is not None or bool(self._counted) or bool(self._due)
+        return waits or self._commits < _EARLY
 
     def enter(self, *, after_fault: bool) -> None:
         """The training function is about to be called."""
-        self._counted, self._due, self._commits, self._left = None, set(), 0, set(CountMoment)
+        self._taken, self._counted = None, []
+        self._due, self._commits, self._left = set(), 0, set(CountMoment)
         self._after_fault = after_fault
 
     def committed(self) -> None:
         """A step is committed."""
         self._commits += 1
-        if self._counted is not None:
-            counted, self._counted = self._counted, None
-            self._judge(*counted)
+        counted, self._counted = self._counted, []
+        for one in counted:
+            self._judge(one)
+        self._count()
         if self._commits == (1 if self._after_fault else _EARLY):
             self._due.add(CountMoment.EARLY)
         if self._due:
             moments, self._due = self._due, set()
             self._left -= moments
-            self._count(moments)
+            self._take(moments)
+            if not (self._after_fault and self._commits == 1):
+                self._count()
 
     def close(self) -> None:
         """The training function was left for good."""
@@ -120,29 +137,37 @@ class AlikeRanks:
             self._due.add(moment)
             self._watch_commit()
 
-    def _count(self, moments: set[CountMoment]) -> None:
+    def _take(self, moments: set[CountMoment]) -> None:
         if not dist.is_initialized() or dist.get_world_size() < 2:
             return
         try:
-            name = f"{self._prefix()}/{self._recovery.step}"
-            kinds = dict(_kinds(self._recovery.parts))
-            for key in ("", *map("/".join, kinds.items())):
-                default_store().add(f"{name}/{key}", 1)
+            self._taken = _Taken(moments, f"{self._prefix()}/{self._recovery.step}", dict(_kinds(self._recovery.parts)))
         except Exception:  # no training ends by being looked at
             logger.info("the ranks could not be compared", exc_info=True)
-            return
-        self._counted = moments, name, kinds
 
-    def _judge(self, moments: set[CountMoment], name: str, kinds: dict[str, str]) -> None:
+    def _count(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return
         try:
-            store, world_size = default_store(), dist.get_world_size()
-            if store.add(f"{name}/", 0) != world_size:
-                return  # not all ranks have come to this moment at this step
-            alike = {kind for kind, text in kinds.items() if store.add(f"{name}/{kind}/{text}", 0) == world_size}
+            for key in ("", *map("/".join, taken.kinds.items())):
+                default_store().add(f"{taken.name}/{key}", 1)
         except Exception:
             logger.info("the ranks could not be compared", exc_info=True)
             return
-        for moment in sorted(moments, key=lambda one: one.name):
+        self._counted.append(taken)
+
+    def _judge(self, counted: "_Taken") -> None:
+        try:
+            store, world_size, name = default_store(), dist.get_world_size(), counted.name
+            if store.add(f"{name}/", 0) != world_size:
+                return  # not all ranks have come to this moment at this step
+            kinds = counted.kinds.items()
+            alike = {kind for kind, text in kinds if store.add(f"{name}/{kind}/{text}", 0) == world_size}
+        except Exception:
+            logger.info("the ranks could not be compared", exc_info=True)
+            return
+        for moment in sorted(counted.moments, key=lambda one: one.name):
             known = self._alike.get(moment)
             if not self._after_fault:
                 self._alike[moment] = frozenset(alike if known is None else known & alike)
