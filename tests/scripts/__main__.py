@@ -15,6 +15,7 @@ from typing import Any
 from tests.launch import end_as_by_an_error
 from tests.scripts.catalog import FAILED, SCRIPTS, SILENT, Script, chosen
 from tests.scripts.stage import Outcome, Stage
+from tests.scripts.unseen_list import UNSEEN
 
 _KILLS = 2
 _KILLS_AT_RANDOM = 5
@@ -26,6 +27,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="a line of JSON for each script")
     parser.add_argument("--only", metavar="NAME", default="", help="this script, or those with NAME in their names")
     parser.add_argument("--open", action="store_true", help="those that issue 36 has still to mend, and no others")
+    parser.add_argument("--unseen", action="store_true", help="those written without a look at what taskd checks")
     parser.add_argument("--list", action="store_true", help="say which scripts there are and what may become of each")
     parser.add_argument(
         "--random-kills", metavar="N", type=int, default=0, help="scripts at random until so many kills"
@@ -37,11 +39,10 @@ def main() -> int:
     parser.add_argument("--walks-alone", action="store_true", help="the same with its walks alone: a mutation")
     parser.add_argument("--brief", action="store_true", help="leave the undisturbed runs under taskd out")
     args = parser.parse_args()
-    scripts = chosen(args.only) if args.only else [script for script in SCRIPTS if bool(script.open) is args.open]
-    if not scripts and not args.only:
-        parser.error("no script is open")
+    known = UNSEEN if args.unseen else SCRIPTS
+    scripts = chosen(args.only, known) if args.only else [script for script in known if bool(script.open) is args.open]
     if not scripts:
-        parser.error(f"no script has {args.only!r} in its name; there are: {', '.join(s.name for s in SCRIPTS)}")
+        parser.error(f"no script has {args.only!r} in its name; there are: {', '.join(s.name for s in known)}")
     if args.list:
         for script in scripts:
             shape = f", shape {script.shape}" if script.shape else ""

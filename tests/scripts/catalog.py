@@ -1,5 +1,6 @@
 """Which scripts there are, and what may become of each when its ranks are killed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -145,7 +146,7 @@ SCRIPTS = (
 )
 
 
-def chosen(name: str) -> list[Script]:
+def chosen(name: str, scripts: Sequence[Script] = SCRIPTS) -> list[Script]:
     """The scripts with this in their name; the one of just this name alone if there is one."""
-    exact = [script for script in SCRIPTS if script.name == name]
-    return exact or [script for script in SCRIPTS if name in script.name]
+    exact = [script for script in scripts if script.name == name]
+    return exact or [script for script in scripts if name in script.name]
