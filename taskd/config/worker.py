@@ -154,6 +154,8 @@ class TemplateConfig:
     preload: tuple[str, ...] = ()
     shared: bool = False
     """Whether standbys leave its memory shared until they write to it. Inherited from torchrun's environment."""
+    checks: bool = False
+    """Whether the job checks itself. Inherited like `shared`."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "TemplateConfig":
@@ -164,6 +166,7 @@ class TemplateConfig:
             agent_pid=source.whole(settings.AGENT_PID),
             preload=source.modules(settings.PRELOAD),
             shared=source.switch(settings.STANDBY_SHARED),
+            checks=source.self_check(settings.SELF_CHECK) is not SelfCheck.OFF,
         )
 
     def environment(self) -> dict[str, str]:

@@ -26,8 +26,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/scripts.sh", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each script")
     parser.add_argument("--only", metavar="NAME", default="", help="this script, or those with NAME in their names")
-    parser.add_argument("--open", action="store_true", help="those that issue 36 has still to mend, and no others")
-    parser.add_argument("--unseen", action="store_true", help="those written without a look at what taskd checks")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--open", action="store_true", help="those that issue 36 has still to mend, and no others")
+    group.add_argument("--unseen", action="store_true", help="those written without a look at what taskd checks")
     parser.add_argument("--list", action="store_true", help="say which scripts there are and what may become of each")
     parser.add_argument(
         "--random-kills", metavar="N", type=int, default=0, help="scripts at random until so many kills"

@@ -14,6 +14,7 @@ from tests.scripts.judge import Judgement, by_self_check, judge, judge_calm, may
 from tests.scripts.kills import Kill, NoPlaceError, Place, draw
 from tests.scripts.play import Run
 from tests.scripts.stage import Outcome, Stage
+from tests.scripts.unseen_list import UNSEEN, UNSEEN_PROGRAMS
 from tests.scripts.verdict import Verdict, verdict_of
 from tests.thorough import everyday
 
@@ -33,6 +34,10 @@ def test_a_script_with_two_kills(name: str, run_dir: Path) -> None:
 def test_each_program_is_in_the_list_once() -> None:
     programs = sorted(path.stem for path in PROGRAMS.glob("*.py"))
     assert programs == sorted(script.name for script in SCRIPTS)
+
+
+def test_each_unseen_program_is_in_their_list_once() -> None:
+    assert sorted(path.stem for path in UNSEEN_PROGRAMS.glob("*.py")) == sorted(script.name for script in UNSEEN)
 
 
 def test_kills_are_the_same_for_a_seed_and_after_the_setup() -> None:

@@ -47,6 +47,7 @@ import taskd.adaptors.torchrun.standby
 for name in ("DEFAULT_MODULES", "IN_RANK"):
     setattr(taskd.adaptors.torchrun.standby, name, ())  # torch is not imported
 taskd.adaptors.torchrun.standby._exercise = lambda: None
+taskd.adaptors.torchrun.standby._prepare_checks = lambda: None
 if text:
     module, name = text.split(":")
     place = importlib.import_module(module)
@@ -153,6 +154,7 @@ def agent(folder: Path, **variables: str) -> Iterator[Agent]:
         "PYTHONPATH": f"{ROOT}:{folder}",
         "OMP_NUM_THREADS": "1",
         "RAN": str(folder),
+        "TASKD_SELF_CHECK": "auto",
         **variables,
     }
     one = Agent(folder, env)

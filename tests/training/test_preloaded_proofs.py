@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from taskd.adaptors.torchrun.standby import DEFAULT_MODULES
+from taskd.adaptors.torchrun.standby import CHECKING_MODULES
 from taskd.adaptors.training.proof.first_steps import WatchedSteps
 from taskd.adaptors.training.runtime import Runtime
 
@@ -20,4 +20,4 @@ def test_what_a_newcomer_imports_late_is_there_before(kind: type) -> None:
     ]
     proofs = {name for name in late if name.startswith("taskd.adaptors.training.proof.")}
     assert proofs, "it imports nothing late any more: this test has nothing to hold"
-    assert proofs <= set(DEFAULT_MODULES)
+    assert proofs <= set(CHECKING_MODULES)

@@ -35,14 +35,14 @@ def is_users(file: str) -> bool:
 def users_files() -> list[str]:
     """The files of the script and of the user's modules that this process has imported, sorted.
 
-    Takes 2 ms the first time, and then what was imported since: a template asks before its standbys are forked.
+    Takes 2 ms the first time. Later only modules imported since are looked at, so a template asks before it forks.
     """
     found = set()
     for name in set(sys.modules) - _OTHERS:
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str) and not file.startswith(_BETWEEN + _LIBRARIES):
             found.add(file)
-        elif name != "__main__":  # a template's is another file than the script's
+        elif name != "__main__":  # in a template it is another file than in its standbys
             _OTHERS.add(name)
     return sorted(found)
 

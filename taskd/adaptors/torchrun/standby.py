@@ -69,12 +69,15 @@ DEFAULT_MODULES: Final = (
     "torch.nn.parallel",
     "torch.optim",
     "taskd.adaptors.training.session",
+    "taskd.runtime.worker.worker",
+)
+CHECKING_MODULES: Final = (
     "taskd.adaptors.training.proof.alike",
     "taskd.adaptors.training.proof.parameters",
     "taskd.adaptors.training.proof.self_check",
     "taskd.adaptors.training.proof.setup_facts",
-    "taskd.runtime.worker.worker",
 )
+"""What a new process of a job that checks itself needs as well: to import it takes 80 ms of a recovery."""
 _QUOTED_MODULES: Final = (
     "torch.random",
     "torch.cuda",
@@ -93,7 +96,7 @@ _BREATH_MS: Final = 1
 def serve(config: TemplateConfig) -> Become:
     """The whole life of a template, and of each standby that it forks: it ends as a rank, or at the agent's word."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    template = Template(str(config.agent_socket), copies=not config.shared)
+    template = Template(str(config.agent_socket), copies=not config.shared, checks=config.checks)
     template.load(config.preload)
     return template.serve()
 
@@ -101,10 +104,10 @@ def serve(config: TemplateConfig) -> Become:
 class Template:
     """Serves the agent until this process, or one that it forked, is to become a rank."""
 
-    def __init__(self, agent_socket: str, *, copies: bool) -> None:
-        """`copies`: standbys copy its memory before they need it."""
+    def __init__(self, agent_socket: str, *, copies: bool, checks: bool = False) -> None:
+        """`copies`: standbys copy its memory before they need it. `checks`: the job checks itself."""
         self._path = agent_socket
-        self._copies = copies
+        self._copies, self._checks = copies, checks
         self._link = connect(agent_socket, Hello(role="template", pid=os.getpid(), threads=0))
         self._threads = 0
         self._files: list[Range] = []
@@ -119,6 +122,8 @@ class Template:
                 import_quietly(DEFAULT_MODULES)
                 _exercise()  # before modules of others, which may change what torch does
             import_quietly(names)
+            if self._checks:
+                _prepare_checks()
             _read_sources()
             for part in IN_RANK:
                 part.misfit()  # which is kept: a newcomer has no time to compare
@@ -300,13 +305,19 @@ def _read_sources() -> None:
 
 def _exercise() -> None:
     try:
-        from taskd.adaptors.groups.sites import users_files
         from taskd.adaptors.torchrun.exercise import run_step
 
         run_step()
-        users_files()  # which remembers what it has looked at
     except Exception as error:  # noqa: BLE001  a torch of another kind
         logger.info("a warm process cannot run a step ahead: %r", error)
+
+
+def _prepare_checks() -> None:
+    """Import the self-check, and have it look through the modules that there are: it remembers which are libraries'."""
+    import_quietly(CHECKING_MODULES)
+    from taskd.adaptors.groups.sites import users_files
+
+    users_files()
 
 
 def _load_core() -> None:

@@ -7,9 +7,9 @@ Rules:
 
 1. Behind the same commit each rank adds one to a counter in the store of the default group, for each kind of thing and
    what it has of it. What all ranks have is counted as often as there are ranks. They look behind their next commit:
-   by then every rank has come so far, for the step's collectives have let it pass. Nobody waits for anybody. What a
-   rank has behind the first commit of a recovery is taken down there and counted behind the second: until the first
-   is over, all wait.
+   by then every rank has come so far, for the step's collectives have let it pass. Nobody waits for anybody. After a
+   recovery, each rank only notes what it has behind the first commit, and counts it behind the second: a recovery
+   lasts until that first commit.
 2. They count behind two early commits, behind the first evaluation and as a second pass over the data begins; after
    each recovery again. A kind counts at such a moment if it was alike there each time before.
 3. Not the random numbers are looked at alone, but also how many were drawn: ranks have seeds of their own.
@@ -81,7 +81,7 @@ class AlikeRanks:
         self._left = set(CountMoment)
         self._due: set[CountMoment] = set()
         self._taken: _Taken | None = None
-        """Not counted yet."""
+        """Noted, not counted yet."""
         self._counted: list[_Taken] = []
         """Behind the last commit, not judged yet."""
         recovery.steps.evaluations.end.append(self._on_evaluation)

@@ -35,7 +35,7 @@ class Weight(Enum):
     """What a finding means for the job."""
 
     REFUSED = "at a fault all processes start anew"
-    NOTED = "it is exact, but for what it shows: no step is done twice"
+    NOTED = "nothing, and nobody is warned: it is exact after a recovery"
     WARNED = "a recovery at a single step, or something beside the training, is not exact: a warning, and no more"
 
 
@@ -250,8 +250,8 @@ def _of_look(source: Taint, used: str) -> ReadFinding:
 def _of_look_with_default(source: Taint, used: str) -> ReadFinding:
     return ReadFinding(
         source.place,
-        f"{used} looks at a batch of {source.loader!r} as an epoch begins: after a recovery it sees another one",
-        f"Look at a batch of another loader than {source.loader!r}.",
+        f"{used} looks at a batch of {source.loader!r} as an epoch begins",
+        "",
         Weight.NOTED,
         shows=True,
     )
