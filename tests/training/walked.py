@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, Sampler
@@ -98,6 +99,52 @@ class Progress:
 
     def noise(self) -> float:
         return max(0.0, 1 - self.seen / 4000)
+
+
+class ByLosses:
+    """Draws noise by the losses that were of late."""
+
+    def __init__(self) -> None:
+        self._losses = np.zeros(4)
+        self._shown = 0
+
+    def _weights(self) -> Any:
+        return np.exp(self._losses)
+
+    def sample(self) -> float:
+        return float(self._weights()[0])
+
+    def update(self, step: int, loss: float) -> None:
+        self._losses[step % 4] += loss
+        self._shown += 1
+
+
+class Loop:
+    """A loop as a class: what moves the training stands two methods deep."""
+
+    def __init__(self, training: "Training") -> None:
+        self.training, self.network = training, training.network
+        self.sampler = ByLosses()
+        self.decay = 0
+        self.logged = 0.0
+
+    def run_step(self, step: int) -> None:
+        loss = self._forward_backward(step)
+        self._anneal()
+        self.training.optimizer.step()
+        self.logged += loss
+
+    def _forward_backward(self, step: int) -> float:
+        self.training.optimizer.zero_grad()
+        loss = self.network(torch.randn(8, 4) * self.sampler.sample()).square().mean()
+        self.sampler.update(step, loss.item())
+        loss.backward()
+        return loss.item()
+
+    def _anneal(self) -> None:
+        self.decay += 1
+        for group in self.training.optimizer.param_groups:
+            group["lr"] = 0.1 / self.decay
 
 
 class Meter:

@@ -15,20 +15,19 @@ from typing import Any, Final
 import torch
 
 from taskd.adaptors.training.limits.matter import Matter
-from taskd.adaptors.training.proof.influence import (
+from taskd.adaptors.training.proof.influence import Influence
+from taskd.adaptors.training.proof.names import ScriptFunction, plain_path
+from taskd.adaptors.training.proof.roots import Entered, Held, variables_of
+from taskd.adaptors.training.proof.texts import (
     ClassText,
-    Influence,
-    ScriptFunction,
     carried_at,
     first_line,
     follows_step,
-    is_read,
     is_seeded,
     mixed_at,
-    plain_path,
+    readers_of,
     remembers,
 )
-from taskd.adaptors.training.proof.roots import Entered, Held, variables_of
 from taskd.adaptors.training.proof.walk import SeenKind, SeenValue, is_scripts
 from taskd.adaptors.training.script.outside import functions_of
 
@@ -150,7 +149,7 @@ class Judge:
         if not line or any(follows_step(name, texts) for name in names):
             return []
         own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
-        methods = [text[0] for text in own if text[0] and is_read(one.name, [text])]
+        methods = readers_of(one.name, [text for text in own if text[0]])
         if self.influence.takes(path):
             return [OutsideState(path, 0, line, not one.of_data)]
         reaches = one.of_data or self.influence.reaches(one.owner, methods)

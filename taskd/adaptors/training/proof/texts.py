@@ -1,0 +1,160 @@
+"""What the script's text does with an attribute, key or variable of a name: changes it, reads it, seeds it.
+
+Rules:
+
+1. An attribute counts if a method of its class reads it, other than to change it, to print it or to save it.
+2. A number matters only where it is made from itself (`self.calls += 1`): what is set from something else follows that.
+"""
+
+import ast
+import inspect
+import re
+from collections import deque
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Final, TypeGuard
+
+from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.training.proof.names import ScriptFunction, last_name, places_in, targets_of, walk_tree
+from taskd.adaptors.training.script.script_text import ScriptLine, function_of
+
+OUTPUT: Final = re.compile("log|print|save|write|plot|report|display|draw|dump|summar|record|show")
+"""In the name of a function that takes nothing into the training."""
+_SHOWN: Final = frozenset({"__str__", "__repr__", "__format__", "state_dict", "load_state_dict", "__getstate__"})
+_MIXES: Final = frozenset({"mul_", "add_", "sub_", "div_", "lerp_", "lerp", "addcmul_", "addcdiv_", "copysign_"})
+_CONTAINERS: Final = (list, dict, set, deque)
+_ADDS_IN_ORDER: Final = frozenset({"append", "appendleft", "extend", "insert"})
+_ADDS: Final = _ADDS_IN_ORDER | {"add", "update", "setdefault"}
+_STEPS: Final = frozenset({"step", "epoch", "global_step", "current_epoch"})
+_SEEDS: Final = frozenset({"manual_seed", "seed", "set_state", "setstate"})
+
+
+class ClassText:
+    """The methods of the script's classes that an object has, with their trees."""
+
+    def __init__(self, kind: type) -> None:
+        self.methods: list[tuple[str, str, ast.AST]] = []
+        for one in kind.__mro__:
+            for name, found in vars(one).items():
+                inner = getattr(found, "__func__", getattr(found, "fget", found))
+                method = inspect.unwrap(inner) if isinstance(inner, FunctionType) else inner
+                if isinstance(method, FunctionType) and is_users(method.__code__.co_filename):
+                    code = method.__code__
+                    tree = function_of(ScriptLine(code.co_filename, code.co_firstlineno, code.co_firstlineno))
+                    if tree is not None:
+                        self.methods.append((name, code.co_filename, tree))
+
+
+def carried_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
+    """`file:line` of the first statement that makes an attribute, key or variable of this name from itself."""
+    for _, file, tree in texts:
+        for node in walk_tree(tree, inner=True):
+            if isinstance(node, ast.AugAssign):
+                carried = last_name(node.target) == name
+            else:
+                values = places_in(node.value) if _assigns(node, name) else []
+                carried = any(last_name(one) == name and isinstance(one.ctx, ast.Load) for one in values)
+            if carried:
+                return f"{file}:{getattr(node, 'lineno', 0)}"
+    return ""
+
+
+def mixed_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
+    """`file:line` where a function that names an attribute mixes tensors in place, or makes them from others."""
+    for _, file, tree in texts:
+        if not any(last_name(one) == name for one in places_in(tree)):
+            continue
+        for node in walk_tree(tree, inner=True):
+            by_name = isinstance(node, ast.Attribute) and (node.attr in _MIXES or node.attr.startswith("_foreach_"))
+            product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+            if by_name or product or isinstance(node, ast.AugAssign):
+                return f"{file}:{getattr(node, 'lineno', 0)}"
+    return ""
+
+
+def is_read(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
+    """Whether any of these functions reads an attribute other than to change, print or save it."""
+    for method, _, tree in texts:
+        if method in _SHOWN or OUTPUT.search(method):
+            continue
+        own = {id(inner) for node in walk_tree(tree, inner=True) if _is_aside(node, name) for inner in ast.walk(node)}
+        reads = (one for one in places_in(tree) if last_name(one) == name and isinstance(one.ctx, ast.Load))
+        if any(id(one) not in own for one in reads):
+            return True
+    return False
+
+
+def readers_of(name: str, methods: Iterable[tuple[str, str, ast.AST]]) -> set[str]:
+    """Methods of a class that read an attribute, themselves or through another one of these."""
+    known = list(methods)
+    found = {method for method, file, tree in known if is_read(name, [(method, file, tree)])}
+    while True:
+        calls = {method for method, _, tree in known if method not in found and _uses(tree, found)}
+        if not calls:
+            return found
+        found |= calls
+
+
+def _uses(tree: ast.AST, methods: set[str]) -> bool:
+    reads = (one for one in ast.walk(tree) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Load))
+    return any(one.attr in methods and isinstance(one.value, ast.Name) for one in reads)
+
+
+def remembers(functions: Iterable[ScriptFunction]) -> bool:
+    """Whether a container grows and is read, other than to print or save it: in a new process it is empty."""
+    known = list(functions)
+    texts = [("", one.file, one.tree) for one in known if one.tree is not None]
+    for one in known:
+        for method in filter(None, map(_addition, walk_tree(one.tree, inner=True))):
+            value = one.value(method.value)
+            kept = bool(value) if isinstance(value, _CONTAINERS) else value is None and method.attr in _ADDS_IN_ORDER
+            if kept and is_read(last_name(method.value), texts):
+                return True
+    return False
+
+
+def is_seeded(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
+    """Whether any of these functions puts a generator of this name somewhere itself."""
+    calls = (node for _, _, tree in texts for node in walk_tree(tree, inner=True) if isinstance(node, ast.Call))
+    methods = (one.func for one in calls if isinstance(one.func, ast.Attribute))
+    return any(one.attr in _SEEDS and last_name(one.value) == name for one in methods)
+
+
+def first_line(tree: ast.AST, name: str) -> int:
+    """Where a function first names an attribute or variable; 0 if it does not."""
+    return min((one.lineno for one in places_in(tree) if last_name(one) == name), default=0)
+
+
+def follows_step(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
+    """Whether something of this name is also set from the state's step or epoch."""
+    for _, _, tree in texts:
+        for node in walk_tree(tree, inner=True):
+            values = ast.walk(node.value) if _assigns(node, name) else ()
+            if any(isinstance(one, ast.Attribute) and one.attr in _STEPS for one in values):
+                return True
+    return False
+
+
+def _is_aside(node: ast.AST, name: str) -> bool:
+    """A statement that changes the thing itself, or shows it."""
+    if isinstance(node, ast.AugAssign):
+        return last_name(node.target) == name
+    if _assigns(node, name):
+        return True
+    method = _addition(node)
+    if method is not None and last_name(method.value) == name:
+        return True
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return called in ("format", "str", "repr") or bool(OUTPUT.search(called))
+    return isinstance(node, ast.JoinedStr)
+
+
+def _addition(node: ast.AST) -> ast.Attribute | None:
+    """Return the method of a call that adds to a container, as `history.append(…)`; else None."""
+    method = node.func if isinstance(node, ast.Call) else None
+    return method if isinstance(method, ast.Attribute) and method.attr in _ADDS else None
+
+
+def _assigns(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
+    return isinstance(node, ast.Assign) and any(last_name(one) == name for one in targets_of(node))
