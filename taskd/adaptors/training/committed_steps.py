@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from taskd.adaptors.training.keeping import Copying
+from taskd.adaptors.training.late_positions import LatePositions, Recorded
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.positions.payload import unpack
 from taskd.adaptors.training.positions.position_file import PositionKind
@@ -47,6 +48,9 @@ class CommittedSteps:
 
     Attributes:
         commit_step: what commits: `commit`, or a function of the core that calls it where there is more to do.
+        by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
+            optimizers' step and the commit: no text of a script is read.
+        late: what of a position moves behind the forward pass.
         shows_steps: whether a commit shows the step in the black box too.
     """
 
@@ -70,6 +74,8 @@ class CommittedSteps:
         self._pulse: Pulse | None = None
         self._count: Callable[[int], None] = self._count_slowly
         self._ahead: Callable[[], None] = self._look_ahead
+        self.by_trainer = False
+        self.late = LatePositions(parts, self._recorded, seeded=seeds is not None)
 
     @property
     def step(self) -> int:
@@ -155,6 +161,9 @@ class CommittedSteps:
     def _record(self) -> None:
         rng = self._rng.capture()
         self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
+
+    def _recorded(self) -> Recorded | None:
+        return None if self.by_trainer else Recorded(self._positions.entries(), self.record_ahead)
 
     def record_ahead(self) -> None:
         """Put down where this rank will stand at the next commit, as far as it is known."""

@@ -57,8 +57,6 @@ class StateRecovery(CommittedSteps):
     Attributes:
         losses: those given to `commit`.
         committing: whether `commit` is counting a step now.
-        by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
-            optimizers' step and the commit: no text of a script is read.
         shares: those of the global batch.
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
@@ -90,7 +88,7 @@ class StateRecovery(CommittedSteps):
         self.on_saved: Callable[[], None] = lambda: None
         self.shares = Shares(seeds)
         self.interruptions = 0
-        self.committing = self._restoring = self._adopting = self.by_trainer = False
+        self.committing = self._restoring = self._adopting = False
         self._commit_of_script = commit
         self.losses = Losses()
         self._empty = False
@@ -138,6 +136,7 @@ class StateRecovery(CommittedSteps):
         if self.in_flight.any:
             self.in_flight.mark()
         self.committing = False
+        self.late.committed(step)
         self._put_down(step)
         if loss is not None:
             self.losses.look(loss, step)
@@ -164,6 +163,7 @@ class StateRecovery(CommittedSteps):
             or self._pending.armed
             or self.buffers.touched
             or self.undo.busy
+            or self.late.owes
         )
 
     def after_commit(self, work: Callable[[int], object], every: int) -> None:
@@ -259,7 +259,9 @@ class StateRecovery(CommittedSteps):
             return Condition.TORN
         if error is not None and not self.by_trainer:
             self._followers.rest = Rest(error, self._commit_of_script)
-        return Condition.TORN if self._followers.lag(self.step + 1, known=self.commits > 0) else Condition.STEPPED
+        lags = self._followers.lag(self.step + 1, known=self.commits > 0)
+        lags = lags or self.late.lags(self.step + 1, self._followers.rest)
+        return Condition.TORN if lags else Condition.STEPPED
 
     @property
     def left_out(self) -> str:
@@ -271,7 +273,7 @@ class StateRecovery(CommittedSteps):
         self.failures.forget()
         worked_at = self.position(self.step + 1)
         if worked_at and (data := unpack(worked_at)[1]):  # the loop's iterator has gone with the loop
-            self.parts.unpack_positions(data)
+            self.parts.unpack_positions(data | self.late.present(self.step + 1))
         self._followers.complete()
         on_commit, self.on_commit, self._adopting = self.on_commit, None, True
         self.commit()

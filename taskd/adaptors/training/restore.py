@@ -26,7 +26,8 @@ from taskd.adaptors.training.checkpoints.saved import go_back
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.packing import check, fill, pack, relay, send
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.errors import DistrustError, RestoreError
+from taskd.errors import DistrustError, RefusedError, RestoreError
+from taskd.runtime.worker import worker
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 from taskd.wire.state import Load, Transfer
@@ -51,14 +52,15 @@ def restore(
     Raises:
         RestoreError: this rank holds something else than the plan says, or a transfer failed; the state is then
             TORN if it was to receive, and untouched otherwise. A DistrustError if what came is not what was sent.
+        RefusedError: this rank would go on from another place in its data than it stood at.
     """
     begun = time.monotonic()
     notes: list[str] = []
     recovery.in_flight.drop_step()
     receives = any(rank in transfer.receivers for transfer in plan.transfers)
     receives |= any(rank == load.receiver for load in plan.loads)
-    if not receives and not plan.saved:
-        notes.append(_keep(recovery, plan, rank))
+    if not plan.saved:
+        notes.append(_stale(recovery, plan.target_step) if receives else _keep(recovery, plan, rank))
     size_bytes, lent, own = 0, b"", False
     try:
         for transfer in plan.transfers:
@@ -91,6 +93,15 @@ def restore(
         recovery.watch_first_step(*_source(recovery, plan, rank, copies))
     recovery.inexact = "; ".join(note for note in notes if note)
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, recovery.inexact)
+
+
+def _stale(recovery: StateRecovery, step: int) -> str:
+    """Refuse a position that is too old, unless the user wants to go on all the same: then return that it is."""
+    link = worker.current()
+    stale = recovery.late.why_stale(step)
+    if stale and not (link is not None and link.config.allows_inexact):
+        raise RefusedError(stale)
+    return stale
 
 
 def _source(

@@ -107,6 +107,7 @@ class Session:
             self._first_steps.close()
             self._strays.stop()
             self.backups.close()
+            self.recovery.late.end()
             self._runtime.verified.end()
             self._runtime.session = self.recovery.on_commit = self.recovery.losses.tell = None
             self.recovery.verify = self.recovery.undo.verify = None

@@ -15,6 +15,7 @@ Rules:
 5. The agent's memory cannot be cut. A file in its place that somebody cuts costs what stands in it, not its writer.
 """
 
+import dataclasses
 import enum
 import mmap
 import os
@@ -38,6 +39,16 @@ class PositionKind(enum.Enum):
 
     COMMITTED = 0  # kept for the two newest committed steps
     TENTATIVE = 2  # kept for the three newest
+
+
+@dataclasses.dataclass(frozen=True)
+class PositionEntry:
+    """What is put down of one step. `sequence` rises with each entry."""
+
+    sequence: int
+    kind: PositionKind
+    step: int
+    payload: bytes
 
 
 _COMMITTED = PositionKind.COMMITTED
@@ -132,15 +143,21 @@ class PositionFile:
 
     def read(self) -> dict[int, bytes]:
         """Return the payload of each step that is there, the newest one if there are several."""
-        found: list[tuple[int, int, bytes]] = []
-        for at in range(0, SLOT_BYTES * SLOTS, SLOT_BYTES):
+        return {one.step: one.payload for one in sorted(self.entries(), key=lambda one: one.sequence)}
+
+    def entries(self) -> list[PositionEntry]:
+        """Return all that is there."""
+        found: list[PositionEntry] = []
+        for slot in range(SLOTS):
+            at = slot * SLOT_BYTES
             sequence, step, length = _HEADER.unpack_from(self._map, at)
             if sequence <= 0 or sequence & 1 or not 0 <= length <= CAPACITY_BYTES:
                 continue
             payload = self._map[at + _HEADER.size : at + _HEADER.size + length]
             if _HEADER.unpack_from(self._map, at)[0] == sequence:
-                found.append((sequence, step, payload))
-        return {step: payload for _, step, payload in sorted(found)}
+                kind = _COMMITTED if slot < PositionKind.TENTATIVE.value else PositionKind.TENTATIVE
+                found.append(PositionEntry(sequence, kind, step, payload))
+        return found
 
     def close(self) -> None:
         """Unmap the file; it stays where it is."""

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.positions.payload import pack
-from taskd.adaptors.training.positions.position_file import PositionKind
+from taskd.adaptors.training.positions.position_file import PositionEntry, PositionKind
 from taskd.runtime.worker.pulse import Buffer
 
 
@@ -18,22 +18,31 @@ class Positions(Protocol):
     def read(self) -> dict[int, bytes]:
         """Return the payload of each step that is there."""
 
+    def entries(self) -> list[PositionEntry]:
+        """Return all that is there."""
+
 
 class PositionMemory:
     """Positions that die with the process; good enough for a survivor."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[PositionKind, int], tuple[int, bytes]] = {}
+        self._slots: dict[tuple[PositionKind, int], PositionEntry] = {}
+        self._sequence = 0
 
     def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
         """As `Positions.write`."""
         key = (slot, step % (2 if slot is PositionKind.COMMITTED else 3))
+        self._sequence += 1
         self._slots.pop(key, None)  # the newest is the last
-        self._slots[key] = (step, pack(rng, data))
+        self._slots[key] = PositionEntry(self._sequence, slot, step, pack(rng, data))
 
     def read(self) -> dict[int, bytes]:
         """As `Positions.read`."""
-        return dict(self._slots.values())
+        return {one.step: one.payload for one in self._slots.values()}
+
+    def entries(self) -> list[PositionEntry]:
+        """As `Positions.entries`."""
+        return list(self._slots.values())
 
 
 def not_known(step: int, parts: Parts, *, seeded: bool, lent: bool) -> str:

@@ -1,0 +1,144 @@
+"""What becomes of a step that counts although a part of the position may have moved behind its forward pass.
+
+Rules:
+
+1. In a process that has made the step, such a part is as it is in memory, if the rest of the step cannot move it. A
+   loader's iterator has gone with the loop, and random numbers leave no trace in a text: then the state is torn.
+2. A new process has what was put down ahead. If that is too old it is refused, and all processes start anew.
+3. So once a part is seen to move there, it is put down again within each backward pass: no peer can commit a step that
+   this process has not given its gradients to.
+4. Adapters of trainers put positions down at moments of their own, and are responsible for their parts.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+
+from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.positions.late import LateMoves, is_ahead, late_moves
+from taskd.adaptors.training.positions.position_file import PositionEntry
+from taskd.adaptors.training.script.rest import Rest
+
+_LOOKS: Final = 3
+"""Commits after which it is looked whether anything moves there."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recorded:
+    """What is put down now.
+
+    Attributes:
+        entries: all that is there.
+        ahead: puts down where this rank stands, for the next commit.
+    """
+
+    entries: Sequence[PositionEntry]
+    ahead: Callable[[], None]
+
+
+class LatePositions:
+    """Those of one training state.
+
+    Args:
+        parts: those of the state.
+        recorded: returns what is put down; None where a trainer's adapter does that.
+        seeded: whether random numbers come from each step's number.
+    """
+
+    def __init__(self, parts: Parts, recorded: Callable[[], Recorded | None], *, seeded: bool) -> None:
+        self._parts, self._recorded, self._seeded = parts, recorded, seeded
+        self._left = _LOOKS
+        self._handles: list[Any] = []
+
+    @property
+    def owes(self) -> bool:
+        """Whether `committed` is to be called at the next commit."""
+        return self._left > 0 and self._can_move
+
+    def committed(self, step: int) -> None:
+        """A step is committed: look whether anything has moved behind its forward pass."""
+        if not self.owes:
+            return
+        self._left -= 1
+        recorded = self._recorded()
+        if recorded is not None and not self._handles:
+            late = self._moves(recorded, step + 1)
+            if late.known and (late.data or late.rng):
+                self._record_in_backward(recorded.ahead)
+
+    def end(self) -> None:
+        """The training is over. The next one is looked at anew."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._left = [], _LOOKS
+
+    def lags(self, step: int, rest: Rest) -> bool:
+        """Whether this process, which has made the step and not committed it, cannot know where it stands."""
+        late = self._moves(self._recorded(), step)
+        return (late.rng and bool(rest.line)) or any(not self._is_alone(name, rest) for name in late.data)
+
+    def present(self, step: int) -> dict[str, bytes]:
+        """Encode those parts that may stand elsewhere in memory than was put down ahead of this step."""
+        names = self._moves(self._recorded(), step).data
+        return {name: packed for name, packed in self._parts.pack_positions().items() if name in names} if names else {}
+
+    def why_stale(self, step: int) -> str:
+        """Why what was put down of a step is not where its rank stood at the commit; "" if it is."""
+        recorded = self._recorded()
+        if recorded is None or not is_ahead(recorded.entries, step):
+            return ""
+        late = self._moves(recorded, step)
+        names = [*sorted(late.data), *(["random numbers"] if late.rng else [])]
+        if not names:
+            return ""
+        how = "moves" if late.known else "may move"
+        return (
+            f"{', '.join(names)} of the TrainState made at {self._parts.made_at} {how} between the end of the forward "
+            f"pass and the commit, and the process that has died had not put down where it stood in step {step}"
+        )
+
+    # Inside.
+
+    @property
+    def _can_move(self) -> bool:
+        return bool(self._parts.positions) or not self._seeded
+
+    def _moves(self, recorded: Recorded | None, step: int) -> LateMoves:
+        if recorded is None or not self._can_move:
+            return LateMoves(known=True)
+        found = late_moves(recorded.entries, step)
+        data = filter(self._is_watched, found.data) if found.known else filter(self._is_scripts, self._parts.positions)
+        return LateMoves(found.known, found.rng and not self._seeded, frozenset(data))
+
+    def _record_in_backward(self, ahead: Callable[[], None]) -> None:
+        trained = {id(one) for one in self._parts.trained()}
+        for module in self._parts.modules:
+            first = next((one for one in module.parameters() if one.requires_grad and id(one) in trained), None)
+            if first is not None:
+                self._handles.append(first.register_hook(lambda _: ahead()))  # type: ignore[no-untyped-call]
+
+    def _is_alone(self, name: str, rest: Rest) -> bool:
+        """Whether the part in memory is as the step leaves it."""
+        part = self._parts.positions.get(name)
+        loads = part is None or name in self._parts.places or isinstance(part, torch.utils.data.DataLoader)
+        return not loads and not rest.may_move(part)
+
+    def _is_watched(self, name: str) -> bool:
+        """Whether a part is none of an adapter's."""
+        part = self._parts.positions.get(name)
+        return part is None or type(part).__module__.partition(".")[0] != "taskd"
+
+    def _is_scripts(self, name: str) -> bool:
+        """Whether a part is of a class of the script's: a library's loaders and samplers move as a batch is fetched."""
+        part = self._parts.positions[name]
+        return name not in self._parts.places and is_users(_file_of(type(part).__module__))
+
+
+@functools.lru_cache(maxsize=64)
+def _file_of(module: str) -> str:
+    return str(getattr(sys.modules.get(module), "__file__", None) or "<none>")

@@ -1,0 +1,192 @@
+"""What moves behind the forward pass is known, put down again in the backward pass, or refused."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from taskd.adaptors.training.script.rest import Rest
+from taskd.adaptors.training.state import TrainState
+from taskd.wire.kinds import JobRank
+from taskd.wire.messages import Condition
+
+
+class Carried:
+    """A part of the script's with a state of its own."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def move(self) -> None:
+        self.value += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def nothing() -> None:
+    """Moves nothing."""
+
+
+class Job:
+    """One rank, with its position file if there is a folder. The three functions are called in each of its steps."""
+
+    def __init__(self, folder: Path | None, *, seed: int | None = None) -> None:
+        torch.manual_seed(0)
+        self.part = Carried()
+        self.model = nn.Linear(3, 3)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = TrainState(model=self.model, optimizer=self.optimizer, data={"part": self.part}, seed=seed)
+        self.recovery = self.state._recovery
+        if folder is not None:
+            self.recovery.attach(str(folder / "position"))
+        self.recovery.begin(JobRank(0))
+        self.before = self.behind_forward = self.behind_step = nothing
+
+    def step(self, times: int = 1, *, commits: bool = True) -> "Job":
+        for _ in range(times):
+            self.before()
+            loss = self.model(torch.ones(2, 3)).square().mean()
+            self.behind_forward()
+            loss.backward()
+            self.optimizer.step()
+            if commits:
+                self.behind_step()
+                self.state.commit()
+        return self
+
+    def newcomer(self, folder: Path) -> "Job":
+        """A process that takes this rank over: it has the file alone."""
+        other = Job.__new__(Job)
+        other.__dict__.update(Job(None).__dict__)
+        other.recovery.attach(str(folder / "position"))
+        return other
+
+
+@pytest.fixture(params=["file", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return tmp_path if request.param == "file" else None
+
+
+def set_at(job: Job, at: str, move: Callable[[], Any]) -> None:
+    setattr(job, at, move)
+
+
+@pytest.mark.parametrize("at", ["before", "behind_forward"])
+def test_of_a_step_that_counts_a_new_process_has_the_place_of_its_commit(tmp_path: Path, at: str) -> None:
+    job = Job(tmp_path)
+    set_at(job, at, job.part.move)
+    job.step(3).step(commits=False)
+    other = job.newcomer(tmp_path)
+    assert other.recovery.late.why_stale(4) == ""
+    assert other.recovery.return_to(4) == ""
+    assert other.part.value == job.part.value == 4
+
+
+def test_random_numbers_of_a_loss_are_put_down_too(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.behind_forward = random.random  # type: ignore[assignment]
+    job.step(3).step(commits=False)
+    wanted = random.random()
+    other = job.newcomer(tmp_path)
+    assert other.recovery.late.why_stale(4) == ""
+    assert other.recovery.return_to(4) == ""
+    assert random.random() == wanted
+
+
+@pytest.mark.parametrize("what", ["part", "random numbers"])
+def test_what_moves_behind_the_optimizer_is_refused(folder: Path | None, what: str) -> None:
+    job = Job(folder)
+    set_at(job, "behind_step", job.part.move if what == "part" else random.random)
+    job.step(3).step(commits=False)
+    assert job.recovery.late.why_stale(4).startswith(f"{what} of the TrainState made at {__file__}:")
+    assert "moves between the end of the forward pass and the commit" in job.recovery.late.why_stale(4)
+    assert job.recovery.late.why_stale(3) == "", "it is committed"
+
+
+def test_with_a_seed_random_numbers_are_those_of_the_step(folder: Path | None) -> None:
+    job = Job(folder, seed=1)
+    job.behind_step = random.random  # type: ignore[assignment]
+    job.step(3).step(commits=False)
+    assert job.recovery.late.why_stale(4) == ""
+
+
+def test_of_a_first_step_nothing_is_known(folder: Path | None) -> None:
+    """It may move, and is refused. A library's part moves as a batch is fetched."""
+    job = Job(folder).step(commits=False)
+    assert job.recovery.late.why_stale(1).startswith("part of the TrainState made at ")
+    assert "may move" in job.recovery.late.why_stale(1)
+    loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2)))
+    state = TrainState(model=job.model, optimizer=job.optimizer, loader=loader, seed=1)
+    state._recovery.begin(JobRank(0))
+    job.model(torch.ones(2, 3)).sum().backward()
+    assert state._recovery.late.why_stale(1) == ""
+
+
+def test_a_step_that_counts_has_what_its_process_holds(folder: Path | None) -> None:
+    """The optimizer has stepped, and the commit alone is missing."""
+    job = Job(folder)
+    job.behind_forward = job.part.move
+    job.step(1)
+    job.recovery.late.end()  # as if nothing had been seen yet: what was put down ahead is older
+    job.step(1, commits=False)
+    with pytest.raises(ValueError, match="invalid literal") as left:
+        left_then_commits(job.state)
+    assert job.recovery.condition(left.value) is Condition.STEPPED
+    job.recovery.adopt()
+    assert job.part.value == 2
+    assert job.recovery.return_to(2) == ""
+    assert job.part.value == 2
+
+
+def test_a_step_whose_rest_may_move_it_is_torn(folder: Path | None) -> None:
+    job = Job(folder)
+    job.behind_step = job.part.move
+    job.step(3).step(commits=False)
+    with pytest.raises(ValueError, match="invalid literal") as left:
+        left_then_moves(job.state, job.part)
+    assert job.recovery.condition(left.value) is Condition.TORN
+
+
+def left_then_commits(state: TrainState) -> None:
+    int("no number")
+    state.commit()
+
+
+def left_then_moves(state: TrainState, part: Carried) -> None:
+    int("no number")
+    part.move()
+    state.commit()
+
+
+def test_a_trainers_adapter_is_responsible_for_its_moments(folder: Path | None) -> None:
+    job = Job(folder)
+    job.recovery.by_trainer = True
+    job.behind_step = job.part.move
+    job.step(3).step(commits=False)
+    assert job.recovery.late.why_stale(4) == ""
+    assert not job.recovery.late.lags(4, Rest())
+
+
+def test_nothing_is_left_at_the_model(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.behind_forward = job.part.move
+    job.step(3)
+    assert job.model.weight._backward_hooks
+    job.recovery.late.end()
+    assert not job.model.weight._backward_hooks
+
+
+def test_what_moves_before_the_forward_pass_alone_costs_no_hook(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.before = job.part.move
+    job.step(5)
+    assert not job.model.weight._backward_hooks
+    assert not job.recovery.late.owes
