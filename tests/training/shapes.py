@@ -1,13 +1,27 @@
 """What the training functions of `shapes_found` and `shapes_exact` have around them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from taskd.adaptors.training.state import TrainState
+
+
+class Bins(Sampler[Any]):
+    """Rows in bins, in an order of their own."""
+
+    def __init__(self) -> None:
+        self.bins = [[row] for row in range(37)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.bins)
+
+    def __len__(self) -> int:
+        return len(self.bins)
+
 
 EPOCHS, K = 3, 2
 FOUND: Final[dict[str, tuple[Callable[[], None], tuple[str, ...]]]] = {}
@@ -19,7 +33,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 sampler: DistributedSampler[Any] = DistributedSampler(_rows, num_replicas=1, rank=0)
 loader: Any = DataLoader(_rows, batch_size=4, sampler=sampler)
-state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, seed=1)
+bins = Bins()
+binned: Any = DataLoader(_rows, batch_sampler=bins)
+state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, binned=binned, seed=1)
 held_out: Any = DataLoader(_rows, batch_size=4)
 writer: Any = None
 

@@ -9,7 +9,19 @@ from itertools import islice
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.training.shapes import EPOCHS, K, evaluate, finds, learn, loader, model, optimizer, sampler, scheduler, state
+from tests.training.shapes import (
+    EPOCHS,
+    K,
+    evaluate,
+    finds,
+    learn,
+    loader,
+    model,
+    optimizer,
+    sampler,
+    scheduler,
+    state,
+)
 
 
 @finds("i")

@@ -18,7 +18,7 @@ import torch
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.reading import ReadFinding, Weight, read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
-from tests.training import shapes_exact, shapes_found, shapes_warned
+from tests.training import shapes_exact, shapes_found, shapes_kept, shapes_warned
 from tests.training.shapes import FOUND, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,7 +170,7 @@ def test_what_fails_in_the_reading_stops_no_training(caplog: pytest.LogCaptureFi
 
 
 def test_every_shape_is_played() -> None:
-    modules = shapes_exact.__file__, shapes_found.__file__
+    modules = shapes_exact.__file__, shapes_found.__file__, shapes_kept.__file__
     assert {function.__code__.co_filename for function, _ in FOUND.values()} == set(modules)
     assert len(FOUND) > 45
 

@@ -22,7 +22,6 @@ from tests.training.walked import (
     Around,
     Average,
     Counting,
-    Loop,
     Mixing,
     Network,
     Progress,
@@ -241,20 +240,6 @@ def test_weights_of_losses_in_a_table_that_is_set_by_a_variable_key() -> None:
     found = one.found(train)
     assert {text.partition(" ")[0] for text in found} == {"weights['left']", "weights['right']"}
     assert all(line_in(reweigh, 2) in text for text in found)
-
-
-def test_what_the_methods_of_a_loop_come_back_to() -> None:
-    """By a name that the caller does not have: `self` of another object. What is only shown is none."""
-    one = Training()
-    loop = Loop(one)
-
-    def train() -> None:
-        while one.state.step < 4:
-            loop.run_step(one.state.step)
-            one.state.commit()
-
-    found = one.found(train)
-    assert {text.partition(" ")[0] for text in found} == {"loop.sampler._losses", "loop.decay"}
 
 
 def test_early_stopping_that_ends_the_loop() -> None:

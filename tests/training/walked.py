@@ -221,6 +221,42 @@ class Counting(Sampler[int]):
         return iter(order.tolist())
 
 
+class Bins(Sampler[Any]):
+    """Bins of rows, of which each pass goes over the first four."""
+
+    def __init__(self, bins: int) -> None:
+        self.bins = [[2 * at, 2 * at + 1] for at in range(bins)]
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.bins[:4])
+
+
+class MadeOfThemselves(Bins):
+    """Each epoch's are made from those of the last one."""
+
+    def set_epoch(self, epoch: int) -> None:
+        order = torch.randperm(len(self.bins), generator=torch.Generator().manual_seed(epoch))
+        self.bins = [self.bins[number] for number in order.tolist()]
+
+
+class ShuffledInPlace(Bins):
+    """The same, in place."""
+
+    def set_epoch(self, epoch: int) -> None:
+        random.Random(epoch).shuffle(self.bins)
+
+
+class MadeAnew(Bins):
+    """Each epoch's are made from its number."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.bins = [[2 * at, 2 * at + 1] for at in range(len(self.bins))]
+        random.Random(epoch).shuffle(self.bins)
+
+
 class Stream(IterableDataset[Any]):
     """Shuffles with one generator for all passes."""
 
@@ -263,6 +299,21 @@ class Wrapper:
 def over_epochs(one: Training, batches: Any) -> Callable[[], None]:
     def train() -> None:
         for _ in one.state.epochs(2):
+            for rows in batches:
+                one.optimizer.zero_grad()
+                loss = one.network(rows).square().mean()
+                loss.backward()
+                one.optimizer.step()
+                one.state.commit()
+
+    return train
+
+
+def over_bins(one: Training, bins: Any, batches: Any) -> Callable[[], None]:
+    def train() -> None:
+        for epoch in one.state.epochs(2):
+            if epoch:
+                bins.set_epoch(epoch)
             for rows in batches:
                 one.optimizer.zero_grad()
                 loss = one.network(rows).square().mean()

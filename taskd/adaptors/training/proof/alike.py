@@ -30,8 +30,8 @@ import torch.distributed as dist
 from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.fingerprints import of_random_numbers
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.proof.samples import sample
 from taskd.adaptors.training.proof.step_digests import hyperparameters
-from taskd.adaptors.training.proof.walk import sample
 from taskd.adaptors.training.recovery import StateRecovery
 
 logger = logging.getLogger(__name__)

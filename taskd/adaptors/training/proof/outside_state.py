@@ -4,7 +4,8 @@ Rules:
 
 1. Tensors count if they look like weights: several of one owner, with the shapes of parameters that are trained. No
    finding is a copy of weights as they were at a commit, or what is made anew (another object at the same path).
-2. Numbers and generators count only where the script's text shows that the training comes back to them (`influence`).
+2. Numbers, lists of them and generators count only where the script's text shows that the training comes back to them
+   (`influence`).
 3. What a part of the state leaves out of its `state_dict()` is outside, too.
 """
 
@@ -27,6 +28,7 @@ from taskd.adaptors.training.proof.texts import (
     mixed_at,
     readers_of,
     remembers,
+    shuffled_at,
 )
 from taskd.adaptors.training.proof.walk import SeenKind, SeenValue, is_scripts
 from taskd.adaptors.training.script.outside import functions_of
@@ -97,7 +99,7 @@ class Judge:
         for path, one in changed.items():
             if one.kind is SeenKind.GENERATOR and one.seed == before[path].seed:
                 found += self._generator(path, one)
-            elif one.kind is SeenKind.NUMBER:
+            elif one.kind in (SeenKind.NUMBER, SeenKind.ROW):
                 found += self._number(path, one)
         if any(one.is_value for one in found) and remembers(self._functions):
             found = [dataclasses.replace(one, is_value=False) for one in found]
@@ -146,14 +148,22 @@ class Judge:
         if one.owned_by in (dict, list):  # its item may be set by a key that is a variable
             names.append(plain_path(one.owner).rpartition(".")[2])
         line = next(filter(None, (carried_at(name, texts) for name in names)), "")
+        is_value = one.kind is SeenKind.NUMBER and not self._of_data(one)
+        if one.kind is SeenKind.ROW:
+            line = line or shuffled_at(one.name, texts)
         if not line or any(follows_step(name, texts) for name in names):
             return []
         own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
         methods = readers_of(one.name, [text for text in own if text[0]])
         if self.influence.takes(path):
-            return [OutsideState(path, 0, line, not one.of_data)]
-        reaches = one.of_data or self.influence.reaches(one.owner, methods)
-        return [OutsideState(path, 0, line, not one.of_data)] if reaches and (methods or not own) else []
+            return [OutsideState(path, 0, line, is_value)]
+        reaches = self._of_data(one) or self.influence.reaches(one.owner, methods)
+        return [OutsideState(path, 0, line, is_value)] if reaches and (methods or not own) else []
+
+    def _of_data(self, one: SeenValue) -> bool:
+        """Whether a loader of the state leads to it, by whichever name it was come to."""
+        holder = None if one.where is None else one.where()
+        return one.of_data or (holder is not None and id(holder) in self._held.data)
 
     def _of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
         """The texts that may change or read it: those of its class, and the functions that are running."""

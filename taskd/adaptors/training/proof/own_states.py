@@ -23,7 +23,7 @@ import torch.distributed as dist
 from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.proof.walk import sample
+from taskd.adaptors.training.proof.samples import sample
 from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import is_zero
 

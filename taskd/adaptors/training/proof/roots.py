@@ -21,8 +21,9 @@ from taskd.adaptors.groups.sites import is_between, is_users
 from taskd.adaptors.training.parts.kinds import has_state
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.proof.samples import sample, storage_of
 from taskd.adaptors.training.proof.tried import states_of
-from taskd.adaptors.training.proof.walk import WalkRoot, sample, storage_of
+from taskd.adaptors.training.proof.walk import WalkRoot
 from taskd.adaptors.training.script.outside import drawn_from, used_outside
 from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import is_zero
@@ -124,6 +125,7 @@ class Held:
 
     Attributes:
         ids: of its objects.
+        data: ids of what its loaders take their batches from: datasets, samplers.
         storages: addresses of its tensors' memory.
         samples: of its tensors, and of those that `state_dict()` makes for it.
         shapes: of the parameters that are trained, and of all others of its models.
@@ -135,6 +137,7 @@ class Held:
         self.ids = frozenset(map(id, [*parts.all.values(), *parts.replicated.values(), *modules]))
         self.ids |= drawn_from({name: one for name, one in parts.all.items() if not isinstance(one, DataLoader)})
         self.ids |= {id(one) for loader in loaders for one in _drawn(loader)}
+        self.data = frozenset(id(one) for loader in loaders for one in (loader.dataset, *_samplers(loader)))
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
         gradients = [one.grad for one in parts.parameters() if one.grad is not None]
@@ -152,8 +155,11 @@ def weights_of(parts: Parts) -> frozenset[bytes]:
 
 def _drawn(loader: Any) -> Iterator[Any]:
     """Generators that the place of a loader keeps."""
-    inner = (loader, loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    yield from filter(None, (getattr(one, "generator", None) for one in inner))
+    yield from filter(None, (getattr(one, "generator", None) for one in (loader, *_samplers(loader))))
+
+
+def _samplers(loader: Any) -> tuple[Any, ...]:
+    return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
 
 
 def _tensors(value: Any, depth: int = 8) -> Iterator[torch.Tensor]:

@@ -52,11 +52,41 @@ def carried_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
             if isinstance(node, ast.AugAssign):
                 carried = last_name(node.target) == name
             else:
-                values = places_in(node.value) if _assigns(node, name) else []
-                carried = any(last_name(one) == name and isinstance(one.ctx, ast.Load) for one in values)
+                carried = _assigns(node, name) and _is_made_from(node, name)
             if carried:
                 return f"{file}:{getattr(node, 'lineno', 0)}"
     return ""
+
+
+def shuffled_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
+    """`file:line` where a list of this name is shuffled as it is, and not made anew before."""
+    for _, file, tree in texts:
+        nodes = list(walk_tree(tree, inner=True))
+        if any(_assigns(node, name) and not _is_made_from(node, name) for node in nodes):
+            continue
+        for node in nodes:
+            if isinstance(node, ast.Call) and _shuffles(node, name):
+                return f"{file}:{node.lineno}"
+    return ""
+
+
+def _is_made_from(node: ast.Assign, name: str) -> bool:
+    """Whether something of this name is set from itself: not from its length, nor an attribute from a variable."""
+    value = node.value
+    lengths = [one for one in ast.walk(value) if isinstance(one, ast.Call) and getattr(one.func, "id", "") == "len"]
+    apart = {id(inner) for one in lengths for inner in ast.walk(one)}
+    targets = [target for target in targets_of(node) if last_name(target) == name]
+    attribute = all(isinstance(target, ast.Attribute) for target in targets)
+    return any(
+        last_name(one) == name and isinstance(one.ctx, ast.Load) and not (attribute and isinstance(one, ast.Name))
+        for one in places_in(value)
+        if id(one) not in apart
+    )
+
+
+def _shuffles(call: ast.Call, name: str) -> bool:
+    called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    return called == "shuffle" and any(last_name(one) == name for one in call.args)
 
 
 def mixed_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:

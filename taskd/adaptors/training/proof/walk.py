@@ -24,16 +24,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.training.proof.samples import ends_of, is_of_numbers, row_of, sample, storage_of
 from taskd.adaptors.training.script.generators import state_of_generator
-from taskd.adaptors.training.sharding.shards import local
-from taskd.adaptors.training.tree import bytes_of, is_numpy
+from taskd.adaptors.training.tree import is_numpy
 
 _MOST: Final = 50_000
 _DEPTH: Final = 9
 _IN_LIBRARIES: Final = 3
 """So far inside of a library's object, seen from the script's own."""
 _MOST_ITEMS: Final = 2_000
-_SOME: Final = 32
 _SMALL: Final = 4_096
 _PLAIN: Final = (bool, int, float)
 _NOTHING: Final = (str, bytes, type(None), complex, range, slice)
@@ -65,6 +64,7 @@ class SeenKind(Enum):
 
     TENSOR = "tensor"
     NUMBER = "number"
+    ROW = "list of numbers or texts"
     GENERATOR = "generator"
 
 
@@ -174,6 +174,11 @@ class Walk:
             self._tensor(step)
         elif not isinstance(value, _NOTHING) and not self._is_known(step):
             self._known.add(id(value))
+            row = row_of(value)
+            if row is not None:
+                if self._is_kept(step):
+                    self._note(step, SeenKind.ROW, row, where=_ref(step.holder))
+                return
             generator = state_of_generator(value)
             if generator is not None:
                 self._note(step, SeenKind.GENERATOR, generator.encode(), where=_ref(value), seed=_seed_of(value))
@@ -188,13 +193,20 @@ class Walk:
 
     def _number(self, step: _Step) -> None:
         value = step.value
-        is_array = is_numpy(value) and getattr(value, "ndim", 0) > 0
-        small = not is_array or value.size <= _SMALL
+        if not self._is_kept(step):
+            return
+        if not is_numpy(value) or not getattr(value, "ndim", 0):
+            self._note(step, SeenKind.NUMBER, repr(value).encode(), where=_ref(step.holder))
+        elif value.size <= _SMALL:
+            self._note(step, SeenKind.NUMBER, value.tobytes(), where=_ref(step.holder))
+        else:
+            self._note(step, SeenKind.ROW, ends_of(value), where=_ref(step.holder))
+
+    def _is_kept(self, step: _Step) -> bool:
+        """Whether an object of the script's, or a variable that no call makes anew, has this number."""
         is_variable = step.root.anew and (step.holder is None or step.holder is step.root)
         own = step.holder is None or is_scripts(step.owned_by) or step.owned_by in (FunctionType, dict)
-        if small and own and not step.foreign and not is_variable and not step.root.in_part:
-            mark = value.tobytes() if is_array else repr(value).encode()
-            self._note(step, SeenKind.NUMBER, mark, where=_ref(step.holder))
+        return own and not step.foreign and not is_variable and not step.root.in_part
 
     def _tensor(self, step: _Step) -> None:
         tensor = step.value
@@ -238,7 +250,7 @@ class Walk:
             yield from self._of_object(step)
 
     def _of_container(self, step: _Step, items: list[tuple[Any, Any]]) -> Iterator[_Step]:
-        if len(items) > _MOST_ITEMS or _is_of_numbers(value for _, value in items):
+        if len(items) > _MOST_ITEMS or is_of_numbers(value for _, value in items):
             return
         named = isinstance(step.value, dict)
         holder = step.holder if step.holder is not None else step.root if step.root.anew else step.value
@@ -346,38 +358,6 @@ def is_own_attribute(holder: Any, name: str) -> bool:
     if isinstance(holder, torch.nn.Module):
         return not name.startswith("_")
     return name == "state" or not (name.startswith("_") or name in ("param_groups", "defaults"))
-
-
-def sample(tensor: torch.Tensor) -> bytes:
-    """A few numbers of a tensor with its shape, as bytes; b"" if it cannot be read or has none."""
-    try:
-        values = local(tensor.detach())
-        if values.is_sparse or values.is_meta or values.is_quantized or not values.numel():
-            return b""
-        if values.is_contiguous():
-            flat = values.view(-1)
-            some = torch.cat([flat[:_SOME], flat[len(flat) // 2 :][:_SOME], flat[-_SOME:]])
-        else:
-            while values.dim() > 1:
-                values = values[0]
-            some = values[: 3 * _SOME]
-        return f"{tuple(tensor.shape)}{tensor.dtype}".encode() + bytes_of(some)
-    except (RuntimeError, NotImplementedError, TypeError):
-        return b""
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory; 0 if it has none."""
-    try:
-        return local(tensor.detach()).untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0
-
-
-def _is_of_numbers(values: Iterable[Any]) -> bool:
-    """Whether a container holds a long row of numbers or texts."""
-    first = [value for value, _ in zip(values, range(64), strict=False)]
-    return len(first) == 64 and all(isinstance(one, int | float | str | bytes) for one in first)
 
 
 def _ref(value: Any) -> Any:

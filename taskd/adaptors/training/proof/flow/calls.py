@@ -30,6 +30,8 @@ from taskd.adaptors.training.proof.flow.values import (
 
 _EMPTY_FAILS: Final = frozenset({"max", "min", "mean", "fmean", "median", "stack", "cat", "concat", "vstack", "hstack"})
 """Functions that raise an error for an empty list. numpy's `mean` does not, and is told apart by its module."""
+_COPYING: Final = frozenset({"deepcopy", "copy", "clone", "to", "detach"})
+"""Functions and methods that give another one of what they are given."""
 _RECKONING: Final = frozenset(
     {
         *("int", "float", "bool", "min", "max", "divmod", "abs", "round", "pow", "len"),
@@ -116,7 +118,7 @@ class Calls(Iterating):
             return Value(shape=owner.shape)
         if whole.root in (Root.STEP, Root.EPOCH) and name not in _RECKONING:
             return whole._replace(root=Root.VARIES, part=owner.part)
-        return whole if owner.part == whole.part else whole._replace(part=owner.part)
+        return whole if owner.part == whole.part or name in _COPYING else whole._replace(part=owner.part)
 
     def _changes(self, owner: str, method: str) -> bool:
         env = self.frame.env

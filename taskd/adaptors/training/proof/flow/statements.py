@@ -100,10 +100,13 @@ class Statements(Loops):
             self._bind_part(node.target, combine([known, value]))
 
     def _changes_from_itself(self, target: ast.Attribute | ast.Subscript, node: ast.stmt) -> None:
-        """Something of a part: once an epoch, and once more if a recovery begins in the middle of that."""
+        """Something of a part, or of the data: once an epoch, and again if a recovery begins within it."""
         steps = any(loop.commits and not loop.nested for frame in self.frames for loop in frame.loops)
         begins = all(frame.env is None or not frame.env.committed for frame in self.frames)
-        if begins and self.in_epochs() and not steps and self.read(target.value).part:
+        if not begins or steps or not self.in_epochs():
+            return
+        owner = self.read(target.value)
+        if owner.part or id(owner.obj) in self.data_ids:
             self.find(Taint(TaintKind.AGAIN, ast.unparse(target), self.frame.place(node)), node)
 
     def _delete(self, node: ast.Delete) -> None:
@@ -204,6 +207,8 @@ class Statements(Loops):
 
     def _return(self, node: ast.Return) -> None:
         value = self.read(node.value)
+        if self.frame is self.frames[0] and value.part:  # weights that the script goes on with behind its training
+            self.effect(node, value.taints)
         self.frame.returned.append(value._replace(taints=value.taints | self.control) if self.control else value)
         if any(loop.commits for loop in self.frame.loops):
             self._ends(node, self.frame.loops)
@@ -274,9 +279,13 @@ def _goes_on(block: list[ast.stmt]) -> bool:
     return isinstance(block[-1], ast.Continue)
 
 
-def _is_within(target: ast.expr, value: ast.expr) -> bool:
-    wanted = ast.unparse(target)
-    return any(isinstance(one, type(target)) and ast.unparse(one) == wanted for one in ast.walk(value))
+def _is_within(target: ast.expr, value: ast.AST) -> bool:
+    """Whether a place is read in an expression, other than for its length."""
+    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "len":
+        return False
+    if isinstance(value, type(target)) and ast.unparse(value) == ast.unparse(target):
+        return True
+    return any(_is_within(target, one) for one in ast.iter_child_nodes(value))
 
 
 def _loaded(target: Any) -> Any:

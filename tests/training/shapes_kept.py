@@ -1,0 +1,105 @@
+# ruff: noqa: B007
+"""Training functions that keep the best weights, or an order of the data: some are exact, some are not.
+
+They are read, and never called. `tests/training/test_reading.py` compares.
+"""
+
+import copy
+
+import torch
+
+from tests.training.shapes import EPOCHS, binned, bins, evaluate, exact, finds, learn, loader, model, state
+
+
+@finds("best")
+def best_weights_for_the_caller():
+    best, kept = 0.0, copy.deepcopy(model.state_dict())
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+        accuracy = evaluate()
+        if accuracy > best:
+            best = accuracy
+            kept = copy.deepcopy(model.state_dict())
+    return best, kept
+
+
+@finds("best")
+def best_tensors_for_the_caller():
+    best, kept = 0.0, {}
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+        accuracy = evaluate()
+        if accuracy > best:
+            best = accuracy
+            kept = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    return kept
+
+
+@finds("best")
+def best_weights_loaded_at_the_end():
+    best, kept = 0.0, None
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+        accuracy = evaluate()
+        if accuracy > best:
+            best, kept = accuracy, copy.deepcopy(model.state_dict())
+    model.load_state_dict(kept)
+
+
+def mix(of, epoch):
+    order = torch.randperm(len(of.bins), generator=torch.Generator().manual_seed(epoch))
+    of.bins = [of.bins[at] for at in order.tolist()]
+
+
+@finds("of.bins")
+def mixes_bins_each_epoch():
+    for epoch in state.epochs(EPOCHS):
+        if epoch > 0:
+            mix(bins, epoch)
+        for x, y in binned:
+            learn(x, y)
+            state.commit()
+
+
+@exact
+def best_accuracy_for_the_caller():
+    best, history = 0.0, []
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+        accuracy = evaluate()
+        history.append(accuracy)
+        if accuracy > best:
+            best = accuracy
+            torch.save(model.state_dict(), "best.pt")
+    return best, history
+
+
+@exact
+def the_model_for_the_caller():
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+    return model, copy.deepcopy(model.state_dict())
+
+
+def begin(of, epoch):
+    order = torch.randperm(len(of.bins), generator=torch.Generator().manual_seed(epoch))
+    of.bins = [[at] for at in order.tolist()]
+
+
+@exact
+def makes_bins_of_the_epoch():
+    for epoch in state.epochs(EPOCHS):
+        begin(bins, epoch)
+        for x, y in binned:
+            learn(x, y)
+            state.commit()

@@ -1,0 +1,37 @@
+"""State outside the state in classes of the script's: a loop with methods, samplers with an order of their own."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from taskd.adaptors.training.proof.reentry import ProofOutlook
+from tests.training.walked import Loop, MadeAnew, MadeOfThemselves, ShuffledInPlace, Training, over_bins
+
+
+def test_what_the_methods_of_a_loop_come_back_to() -> None:
+    """By a name that the caller does not have: `self` of another object. What is only shown is none."""
+    one = Training()
+    loop = Loop(one)
+
+    def train() -> None:
+        while one.state.step < 4:
+            loop.run_step(one.state.step)
+            one.state.commit()
+
+    found = one.found(train)
+    assert {text.partition(" ")[0] for text in found} == {"loop.sampler._losses", "loop.decay"}
+
+
+@pytest.mark.parametrize("bins", [4, 3000])
+@pytest.mark.parametrize("kind", [MadeOfThemselves, ShuffledInPlace, MadeAnew])
+def test_a_list_that_each_pass_makes_from_that_of_the_last(kind: Any, bins: int) -> None:
+    """What each pass makes anew is none."""
+    sampler = kind(bins)
+    data = torch.utils.data.TensorDataset(torch.ones(2 * bins, 4))
+    loader: Any = DataLoader(data, batch_sampler=sampler, collate_fn=lambda rows: torch.stack([row[0] for row in rows]))
+    one = Training(loader=loader)
+    found = one.found(over_bins(one, sampler, loader), ProofOutlook.EXACT)
+    assert [text.partition(" ")[0] for text in found] == ([] if kind is MadeAnew else ["bins.bins"])
+    assert not one.state._recovery.parts.taken.any
