@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from taskd.adaptors.training.proof.reentry import ProofOutlook
-from tests.training.walked import Loop, MadeAnew, MadeOfThemselves, ShuffledInPlace, Training, over_bins
+from tests.training.walked import Loop, MadeAnew, MadeOfThemselves, Pace, ShuffledInPlace, Training, line_in, over_bins
 
 
 def test_what_the_methods_of_a_loop_come_back_to() -> None:
@@ -35,3 +35,38 @@ def test_a_list_that_each_pass_makes_from_that_of_the_last(kind: Any, bins: int)
     found = one.found(over_bins(one, sampler, loader), ProofOutlook.EXACT)
     assert [text.partition(" ")[0] for text in found] == ([] if kind is MadeAnew else ["bins.bins"])
     assert not one.state._recovery.parts.taken.any
+
+
+def test_what_the_first_step_sets_and_later_ones_read() -> None:
+    one = Training()
+    pace = Pace()
+
+    def train() -> None:
+        while one.state.step < 4:
+            rows = torch.randn(8, 4)
+            loss = pace(one.network(rows).square().mean(dim=0))
+            loss.backward()
+            one.optimizer.step()
+            one.state.commit()
+
+    (text,) = one.found(train, ProofOutlook.EXACT)
+    line = line_in(Pace.__call__, 2)
+    assert text == f"pace.first is changed by the training ({line}), and the TrainState does not have it"
+    assert not one.state._recovery.parts.taken.any
+
+
+def test_a_table_of_first_losses() -> None:
+    one = Training()
+    first: dict[str, float] = {}
+
+    def train() -> None:
+        while one.state.step < 4:
+            loss = one.network(torch.randn(8, 4)).square().mean()
+            if "loss" not in first:
+                first["loss"] = loss.item()
+            (loss / first["loss"]).backward()
+            one.optimizer.step()
+            one.state.commit()
+
+    (text,) = one.found(train, ProofOutlook.EXACT)
+    assert text.startswith("first['loss'] is changed by the training (")

@@ -119,6 +119,27 @@ class ByLosses:
         self._shown += 1
 
 
+class Pace:
+    """Weighs a loss by the first one. The mask depends on a shape alone, and any process makes the same."""
+
+    def __init__(self) -> None:
+        self.first: torch.Tensor | None = None
+        self.mask: torch.Tensor | None = None
+        self.shown: torch.Tensor | None = None
+
+    def __call__(self, loss: torch.Tensor) -> torch.Tensor:
+        if self.first is None:
+            self.first = loss.detach().clone()
+        if self.shown is None:
+            self.shown = loss.detach().clone()
+        if self.mask is None:
+            self.mask = torch.ones(loss.shape, device=loss.device)
+        return (loss / self.first * self.mask).sum()
+
+    def __str__(self) -> str:
+        return f"began at {self.shown}"
+
+
 class Loop:
     """A loop as a class: what moves the training stands two methods deep."""
 

@@ -184,6 +184,8 @@ def _sets(node: ast.If, found: set[str]) -> bool:
 
 def _sets_alias(node: ast.Assign | ast.AugAssign, aliases: set[str]) -> bool:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    if any(isinstance(target, ast.Attribute) and target.attr == "grad" for target in targets):
+        return not (isinstance(node.value, ast.Constant) and node.value.value is None)
     return any(
         isinstance(target, ast.Attribute | ast.Subscript) and any(_root(name) in aliases for name in names_in(target))
         for target in targets

@@ -36,6 +36,9 @@ class ScriptFunction:
     def called(self, call: ast.Call) -> "CalledFunction | None":
         """The function of the script that is called here; None if it is none, or if that is not known."""
         found = self.value(call.func)
+        own = None if isinstance(found, type) else inspect.getattr_static(type(found), "__call__", None)
+        if isinstance(own, FunctionType) and is_users(own.__code__.co_filename):
+            return CalledFunction(own, True, found, dotted(call.func))
         owner = self.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
         if isinstance(found, MethodType):
             owner, found, is_bound = found.__self__, found.__func__, True

@@ -6,11 +6,12 @@ Rules:
    finding is a copy of weights as they were at a commit, or what is made anew (another object at the same path).
 2. Numbers, lists of them and generators count only where the script's text shows that the training comes back to them
    (`influence`).
-3. What a part of the state leaves out of its `state_dict()` is outside, too.
+3. So does what an early step sets if it is not there yet, from what the step has given, and later steps read.
+4. What a part of the state leaves out of its `state_dict()` is outside, too.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from taskd.adaptors.training.proof.texts import (
     first_line,
     follows_step,
     is_seeded,
+    kept_first,
     mixed_at,
     readers_of,
     remembers,
@@ -87,6 +89,7 @@ class Judge:
         self._functions = functions
         self._texts = [("", one.file, one.tree) for one in functions if one.tree is not None]
         self._influence: Influence | None = None
+        self._first: dict[type, dict[str, str]] = {}
 
     def compare(self, before: Mapping[str, SeenValue], now: Mapping[str, SeenValue]) -> list[OutsideState]:
         """Return what is outside the state."""
@@ -101,6 +104,7 @@ class Judge:
                 found += self._generator(path, one)
             elif one.kind in (SeenKind.NUMBER, SeenKind.ROW):
                 found += self._number(path, one)
+        found += self._kept(set(now) - set(changed), now)
         if any(one.is_value for one in found) and remembers(self._functions):
             found = [dataclasses.replace(one, is_value=False) for one in found]
         return found[:_MOST_NAMED]
@@ -159,6 +163,23 @@ class Judge:
             return [OutsideState(path, 0, line, is_value)]
         reaches = self._of_data(one) or self.influence.reaches(one.owner, methods)
         return [OutsideState(path, 0, line, is_value)] if reaches and (methods or not own) else []
+
+    def _kept(self, paths: Iterable[str], now: Mapping[str, SeenValue]) -> list[OutsideState]:
+        """What an early step has set, and later ones read: in a new process its own first step sets it."""
+        found = []
+        for path in sorted(paths):
+            one = now[path]
+            if one.owned_by not in self._first:
+                self._first[one.owned_by] = kept_first(self._of(one))
+            line = self._first[one.owned_by].get(one.name, "")
+            if not line or one.kind is SeenKind.GENERATOR or one.in_part:
+                continue
+            own = [text for text in self._of(one) if text[0]]
+            methods = readers_of(one.name, own)
+            reaches = self._of_data(one) or self.influence.reaches(one.owner, methods)
+            if self.influence.takes(path) or (reaches and (methods or not own)):
+                found.append(OutsideState(path, 0, line))
+        return found
 
     def _of_data(self, one: SeenValue) -> bool:
         """Whether a loader of the state leads to it, by whichever name it was come to."""

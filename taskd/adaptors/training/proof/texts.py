@@ -25,6 +25,9 @@ _MIXES: Final = frozenset({"mul_", "add_", "sub_", "div_", "lerp_", "lerp", "add
 _CONTAINERS: Final = (list, dict, set, deque)
 _ADDS_IN_ORDER: Final = frozenset({"append", "appendleft", "extend", "insert"})
 _ADDS: Final = _ADDS_IN_ORDER | {"add", "update", "setdefault"}
+_SHAPE: Final = frozenset(
+    {"shape", "size", "dim", "ndim", "device", "dtype", "numel", "new_zeros", "new_ones", "new_empty"}
+)
 _STEPS: Final = frozenset({"step", "epoch", "global_step", "current_epoch"})
 _SEEDS: Final = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 
@@ -87,6 +90,58 @@ def _is_made_from(node: ast.Assign, name: str) -> bool:
 def _shuffles(call: ast.Call, name: str) -> bool:
     called = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return called == "shuffle" and any(last_name(one) == name for one in call.args)
+
+
+def kept_first(texts: Iterable[tuple[str, str, ast.AST]]) -> dict[str, str]:
+    """What is set if it is not there yet, from what a step has given: `file:line` by the name that it is set by."""
+    found: dict[str, str] = {}
+    for _, file, tree in texts:
+        for asked in walk_tree(tree, inner=True):
+            if not isinstance(asked, ast.If):
+                continue
+            for node in (inner for statement in (*asked.body, *asked.orelse) for inner in ast.walk(statement)):
+                names = {last_name(target) for target in targets_of(node)} if isinstance(node, ast.Assign) else ()
+                for name in names:
+                    if _asks_for(asked.test, name) and _is_given(node, tree):
+                        found.setdefault(name, f"{file}:{getattr(node, 'lineno', 0)}")
+    return found
+
+
+def _asks_for(test: ast.AST, name: str) -> bool:
+    """Whether a condition asks if something of this name is there: is not None, not empty, in a table."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare):
+            others = [node.left, *node.comparators]
+            if any(last_name(one) == name for one in others) and any(_is_nothing(one) for one in others):
+                return True
+            if isinstance(node.ops[0], ast.In | ast.NotIn) and getattr(node.left, "value", None) == name:
+                return True
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and last_name(node.operand) == name:
+            return True
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr":
+            return any(getattr(one, "value", None) == name for one in node.args)
+    return False
+
+
+def _is_nothing(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_given(node: ast.AST, function: ast.AST) -> bool:
+    """Whether an assignment uses a value of the function's own, and not its shape alone."""
+    arguments = getattr(function, "args", None)
+    own = {one.arg for one in arguments.args[1:]} if isinstance(arguments, ast.arguments) else set()
+    own |= {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    left: list[ast.AST] = [node.value] if isinstance(node, ast.Assign) else []
+    while left:
+        one = left.pop()
+        if isinstance(one, ast.Name) and one.id in own:
+            return True
+        shape = isinstance(one, ast.Attribute) and one.attr in _SHAPE
+        length = isinstance(one, ast.Call) and getattr(one.func, "id", "") == "len"
+        if not shape and not length:
+            left.extend(ast.iter_child_nodes(one))
+    return False
 
 
 def mixed_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
@@ -166,7 +221,9 @@ def follows_step(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
 
 
 def _is_aside(node: ast.AST, name: str) -> bool:
-    """A statement that changes the thing itself, or shows it."""
+    """What changes the thing itself, shows it, or asks whether it is there."""
+    if isinstance(node, ast.Compare):
+        return any(map(_is_nothing, node.comparators)) and last_name(node.left) == name
     if isinstance(node, ast.AugAssign):
         return last_name(node.target) == name
     if _assigns(node, name):
