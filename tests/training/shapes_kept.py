@@ -6,6 +6,7 @@ They are read, and never called. `tests/training/test_reading.py` compares.
 
 import copy
 
+import numpy as np
 import torch
 
 from tests.training.shapes import EPOCHS, binned, bins, evaluate, exact, finds, learn, loader, model, state
@@ -103,3 +104,41 @@ def makes_bins_of_the_epoch():
         for x, y in binned:
             learn(x, y)
             state.commit()
+
+
+def window(step):
+    starts = np.random.default_rng((3, step)).integers(20, size=4)
+    rows = torch.stack([torch.arange(4.0) + at for at in starts])
+    return rows, torch.from_numpy(starts)
+
+
+@exact
+def fetches_ahead_what_the_step_says():
+    x, y = window(state.step)
+    for step in range(state.step, 40):
+        learn(x, y)
+        x, y = window(step + 1)
+        state.commit()
+
+
+def drawn(dice, step):
+    return torch.from_numpy(dice.integers(20, size=4)) + step
+
+
+@finds("x")
+def fetches_ahead_what_a_generator_gives():
+    dice = np.random.default_rng(3)
+    x = drawn(dice, state.step)
+    for step in range(state.step, 40):
+        learn(x, x)
+        x = drawn(dice, step + 1)
+        state.commit()
+
+
+@finds("x")
+def fetches_ahead_at_random():
+    x = torch.randint(20, (4,))
+    for step in range(state.step, 40):
+        learn(x, x)
+        x = torch.randint(20, (4,))
+        state.commit()

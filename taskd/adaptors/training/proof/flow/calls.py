@@ -39,6 +39,14 @@ _RECKONING: Final = frozenset(
     }
 )
 """Functions that make of the state's step another number that is a function of it."""
+_MAKING: Final = frozenset(
+    {
+        *("default_rng", "RandomState", "Random", "SeedSequence", "PCG64", "manual_seed"),
+        *("tensor", "as_tensor", "from_numpy", "array", "asarray", "arange", "full", "stack", "cat", "concatenate"),
+        *("to", "long", "float", "view", "reshape", "flatten", "unsqueeze", "squeeze", "clone", "contiguous"),
+    }
+)
+"""Generators with a seed, and what makes tensors of numbers: made of the state's step, they are a function of it."""
 
 
 class Calls(Iterating):
@@ -107,8 +115,9 @@ class Calls(Iterating):
     def _result(self, name: str, whole: Value, owner: Value, arguments: list[Value]) -> Value:
         if is_clock(name):
             return Value(whole.taints, whole.pending, Root.CLOCK)
+        of_step = whole.root in (Root.STEP, Root.EPOCH)
         if draws(name):
-            return combine([whole, VARYING])
+            return whole if of_step and owner.root is whole.root else combine([whole, VARYING])
         if name == "len" and arguments and arguments[0].zero is not None:
             return whole._replace(zero=arguments[0].zero)
         first = arguments[0].shape if arguments else None
@@ -116,7 +125,7 @@ class Calls(Iterating):
             return Value(shape=first)  # tqdm(loader) and the like
         if owner.shape is not None and owner.shape.loader and not arguments:
             return Value(shape=owner.shape)
-        if whole.root in (Root.STEP, Root.EPOCH) and name not in _RECKONING:
+        if of_step and name not in _RECKONING and name not in _MAKING:
             return whole._replace(root=Root.VARIES, part=owner.part)
         return whole if owner.part == whole.part or name in _COPYING else whole._replace(part=owner.part)
 

@@ -253,7 +253,13 @@ class Expressions:
         for turn in node.generators:
             value = self.read(turn.iter)
             read.append(value)
-            self.bind(turn.target, self.element(value))
+            element = self.element(value)
+            if value.shape is None and value.root in (
+                Root.STEP,
+                Root.EPOCH,
+            ):  # all of them together are a function of it
+                element = element._replace(root=value.root)
+            self.bind(turn.target, element)
             read.extend(map(self.read, turn.ifs))
         results = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         read.extend(map(self.read, results))
