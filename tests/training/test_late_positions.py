@@ -90,6 +90,25 @@ def test_of_a_step_that_counts_a_new_process_has_the_place_of_its_commit(tmp_pat
     assert other.part.value == job.part.value == 4
 
 
+@pytest.mark.parametrize("steps", [2, 4])
+def test_who_takes_a_rank_over_does_as_that_rank_did(tmp_path: Path, steps: int) -> None:
+    """From its first step on, in which nothing of its own tells what moves."""
+    job = Job(tmp_path)
+    job.behind_forward = job.part.move
+    job.step(steps).step(commits=False)
+    other = job.newcomer(tmp_path)
+    other.recovery.late.begin()
+    with other.recovery.restoring(steps):
+        pass
+    assert other.recovery.return_to(steps) == ""
+    other.behind_forward = other.part.move
+    other.step(commits=False)
+    third = job.newcomer(tmp_path)
+    assert third.recovery.late.why_stale(steps + 1) == ""
+    assert third.recovery.return_to(steps + 1) == ""
+    assert third.part.value == steps + 1
+
+
 def test_random_numbers_of_a_loss_are_put_down_too(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.behind_forward = random.random  # type: ignore[assignment]

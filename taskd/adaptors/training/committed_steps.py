@@ -163,7 +163,7 @@ class CommittedSteps:
         self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
     def _recorded(self) -> Recorded | None:
-        return None if self.by_trainer else Recorded(self._positions.entries(), self.record_ahead)
+        return None if self.by_trainer else Recorded(self._positions.entries(), self.record_ahead, self._pack_in_pulse)
 
     def record_ahead(self) -> None:
         """Put down where this rank will stand at the next commit, as far as it is known."""
@@ -172,3 +172,8 @@ class CommittedSteps:
     def _look_ahead(self) -> None:
         rng = self._rng.capture()
         self._positions.write(PositionKind.TENTATIVE, self.step + 1, rng, self.parts.data_position(rng))
+
+    def _pack_in_pulse(self) -> None:
+        if self._pulse is not None and self.parts.has_place:
+            parts, rng = self.parts, tuple(self._rng.capture())
+            self._pulse.pack_with(lambda: parts.data_position(rng))

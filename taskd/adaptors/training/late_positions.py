@@ -20,7 +20,7 @@ import torch
 
 from taskd.adaptors.groups.sites import is_users
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.positions.late import LateMoves, is_ahead, late_moves
+from taskd.adaptors.training.positions.late import LateMoves, in_backward, is_ahead, late_moves, newest_step
 from taskd.adaptors.training.positions.position_file import PositionEntry
 from taskd.adaptors.training.script.rest import Rest
 
@@ -35,10 +35,12 @@ class Recorded:
     Attributes:
         entries: all that is there.
         ahead: puts down where this rank stands, for the next commit.
+        pack: has the core put down what is there beside random numbers, too.
     """
 
     entries: Sequence[PositionEntry]
     ahead: Callable[[], None]
+    pack: Callable[[], None]
 
 
 class LatePositions:
@@ -60,6 +62,14 @@ class LatePositions:
         """Whether `committed` is to be called at the next commit."""
         return self._left > 0 and self._can_move
 
+    def begin(self) -> None:
+        """The training begins: who takes over a rank does as that rank did."""
+        recorded = self._recorded() if self._can_move else None
+        if recorded is not None:
+            late = self._moves(recorded, newest_step(recorded.entries) + 1)
+            if in_backward(recorded.entries) or (late.known and (late.data or late.rng)):
+                self._record_in_backward(recorded)
+
     def committed(self, step: int) -> None:
         """A step is committed: look whether anything has moved behind its forward pass."""
         if not self.owes:
@@ -69,13 +79,14 @@ class LatePositions:
         if recorded is not None and not self._handles:
             late = self._moves(recorded, step + 1)
             if late.known and (late.data or late.rng):
-                self._record_in_backward(recorded.ahead)
+                self._record_in_backward(recorded)
 
     def end(self) -> None:
         """The training is over. The next one is looked at anew."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._left = [], _LOOKS
+        self._parts.in_backward = False
 
     def lags(self, step: int, rest: Rest) -> bool:
         """Whether this process, which has made the step and not committed it, cannot know where it stands."""
@@ -115,12 +126,14 @@ class LatePositions:
         data = filter(self._is_watched, found.data) if found.known else filter(self._is_scripts, self._parts.positions)
         return LateMoves(found.known, found.rng and not self._seeded, frozenset(data))
 
-    def _record_in_backward(self, ahead: Callable[[], None]) -> None:
+    def _record_in_backward(self, recorded: Recorded) -> None:
         trained = {id(one) for one in self._parts.trained()}
         for module in self._parts.modules:
             first = next((one for one in module.parameters() if one.requires_grad and id(one) in trained), None)
             if first is not None:
-                self._handles.append(first.register_hook(lambda _: ahead()))  # type: ignore[no-untyped-call]
+                self._handles.append(first.register_hook(lambda _: recorded.ahead()))  # type: ignore[no-untyped-call]
+        self._parts.in_backward = True
+        recorded.pack()
 
     def _is_alone(self, name: str, rest: Rest) -> bool:
         """Whether the part in memory is as the step leaves it."""

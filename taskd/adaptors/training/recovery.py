@@ -393,8 +393,3 @@ class StateRecovery(CommittedSteps):
         """The script asks for its epochs for the first time: they are recorded from now on."""
         self._followers.save()
         self._pack_in_pulse()
-
-    def _pack_in_pulse(self) -> None:
-        if self._pulse is not None and (self.parts.positions or self.parts.epochs.used):
-            parts, rng = self.parts, tuple(self._rng.capture())
-            self._pulse.pack_with(lambda: parts.data_position(rng))

@@ -126,6 +126,7 @@ class Session:
             self._enter_smaller_world()
             if not link.inside:  # else it goes on with the same training
                 self.backups.forget()
+        recovery.late.begin()
         recovery.losses.tell, recovery.on_saved, recovery.saved = link.saw_non_finite, link.tell_again, None
         recovery.parts.meter.recorder = self._runtime.recorder
         self._runtime.end_setup(recovery, self.backups)

@@ -10,7 +10,7 @@ Rules:
    last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
 5. The samplers of a loader that is kept are kept with it. Of a loader that keeps itself, the sampler's epoch is kept
    beside it: the script may ask such a loader for its state before its loop has set the epoch.
-6. `meter` counts what those loaders give.
+6. `meter` counts what those loaders give. `in_backward`: positions are put down in backward passes, too.
 7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
 """
 
@@ -36,6 +36,7 @@ from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_stat
 from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.parts.taken_in import TakenIn
+from taskd.adaptors.training.positions.late import IN_BACKWARD
 from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
@@ -74,6 +75,7 @@ class Parts:
         self.plain = Plain(self.replicated)
         self.taken = TakenIn()
         self.meter = Meter()
+        self.in_backward = False
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
         self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")
         self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
@@ -157,9 +159,11 @@ class Parts:
 
     def data_position(self, rng: Sequence[Buffer]) -> bytes:
         """Encode the positions, if there are any and they have room beside these random numbers."""
-        if not self.positions and not self.epochs.used:
+        if not self.has_place:
             return b""
         packed = self.pack_positions()
+        if self.in_backward:
+            packed[IN_BACKWARD] = b""
         if packed != self._packed[0]:
             self._packed = packed, msgspec.msgpack.encode(packed)
         data = self._packed[1]
@@ -178,6 +182,11 @@ class Parts:
                 room,
             )
         return b""
+
+    @property
+    def has_place(self) -> bool:
+        """Whether anything is put down beside the random numbers."""
+        return bool(self.positions) or self.epochs.used or self.in_backward
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return every parameter of the modules and optimizers (some may come twice)."""

@@ -5,16 +5,21 @@ this process dies first, that is all that is known of where it stood. So what mo
 
 Rules:
 
-1. Whether anything does is seen in the entries of the two steps before. A step pays nothing.
+1. Whether anything does is seen in the entries of the two steps before. A step pays nothing. What was put down in a
+   backward pass is compared with steps of which that was, too.
 2. Of a step without steps before nothing is known.
 3. Where the core finds a committed position equal to the one ahead, it puts down none: such a step has moved nothing.
 """
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from taskd.adaptors.training.positions.payload import unpack
 from taskd.adaptors.training.positions.position_file import PositionEntry, PositionKind
+
+IN_BACKWARD: Final = "\0backward"
+"""Beside the data: this rank puts its position down in its backward passes, too. So does who takes it over."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +41,8 @@ def late_moves(entries: Iterable[PositionEntry], step: int) -> LateMoves:
     """Compare what was put down ahead of the steps before `step` with what their commits have put down."""
     ahead, committed = _newest(entries)
     before = [ahead[one] for one in (step - 1, step - 2) if one in ahead]
+    if step in ahead and _is_of_backward(ahead[step]):
+        before = [entry for entry in before if _is_of_backward(entry)]
     rng, data = False, set[str]()
     for entry in before:
         later = committed.get(entry.step)
@@ -44,8 +51,23 @@ def late_moves(entries: Iterable[PositionEntry], step: int) -> LateMoves:
         then_rng, then = unpack(entry.payload)
         now_rng, now = unpack(later.payload)
         rng |= then_rng != now_rng
-        data |= {name for name in then.keys() | now.keys() if then.get(name) != now.get(name)}
+        data |= {name for name in then.keys() | now.keys() if then.get(name) != now.get(name)} - {IN_BACKWARD}
     return LateMoves(bool(before), rng, frozenset(data))
+
+
+def in_backward(entries: Iterable[PositionEntry]) -> bool:
+    """Whether the positions of the newest step were put down in the backward pass, too."""
+    newest = max(entries, key=lambda one: one.sequence, default=None)
+    return newest is not None and _is_of_backward(newest)
+
+
+def _is_of_backward(entry: PositionEntry) -> bool:
+    return IN_BACKWARD in unpack(entry.payload)[1]
+
+
+def newest_step(entries: Iterable[PositionEntry]) -> int:
+    """The newest step that was put down, ahead or committed; 0 for none."""
+    return max((one.step for one in entries), default=0)
 
 
 def is_ahead(entries: Iterable[PositionEntry], step: int) -> bool:
