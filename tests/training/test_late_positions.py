@@ -121,13 +121,19 @@ def test_random_numbers_of_a_loss_are_put_down_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["part", "random numbers"])
-def test_what_moves_behind_the_optimizer_is_refused(folder: Path | None, what: str) -> None:
+def test_what_moves_behind_the_optimizer_is_refused(
+    folder: Path | None, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And told of before, once."""
     job = Job(folder)
     set_at(job, "behind_step", job.part.move if what == "part" else random.random)
     job.step(3).step(commits=False)
     assert job.recovery.late.why_stale(4).startswith(f"{what} of the TrainState made at {__file__}:")
     assert "moves between the end of the forward pass and the commit" in job.recovery.late.why_stale(4)
     assert job.recovery.late.why_stale(3) == "", "it is committed"
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{what} of the TrainState made at {__file__}:")
+    assert "moves behind the backward pass" in record.getMessage()
 
 
 def test_with_a_seed_random_numbers_are_those_of_the_step(folder: Path | None) -> None:
@@ -203,9 +209,12 @@ def test_nothing_is_left_at_the_model(tmp_path: Path) -> None:
     assert not job.model.weight._backward_hooks
 
 
-def test_what_moves_before_the_forward_pass_alone_costs_no_hook(tmp_path: Path) -> None:
+def test_what_moves_before_the_forward_pass_alone_costs_no_hook(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     job = Job(tmp_path)
     job.before = job.part.move
     job.step(5)
     assert not job.model.weight._backward_hooks
     assert not job.recovery.late.owes
+    assert not caplog.records

@@ -163,7 +163,10 @@ class CommittedSteps:
         self._positions.write(PositionKind.COMMITTED, self.step, rng, self.parts.data_position(rng))
 
     def _recorded(self) -> Recorded | None:
-        return None if self.by_trainer else Recorded(self._positions.entries(), self.record_ahead, self._pack_in_pulse)
+        if self.by_trainer:
+            return None
+        tells = self._own_rank() == 0
+        return Recorded(self._positions.entries(), self.record_ahead, self._pack_in_pulse, tells=tells)
 
     def record_ahead(self) -> None:
         """Put down where this rank will stand at the next commit, as far as it is known."""

@@ -12,6 +12,7 @@ Rules:
 
 import dataclasses
 import functools
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -24,6 +25,7 @@ from taskd.adaptors.training.positions.late import LateMoves, in_backward, is_ah
 from taskd.adaptors.training.positions.position_file import PositionEntry
 from taskd.adaptors.training.script.rest import Rest
 
+_log = logging.getLogger(__name__)
 _LOOKS: Final = 3
 """Commits after which it is looked whether anything moves there."""
 
@@ -36,11 +38,13 @@ class Recorded:
         entries: all that is there.
         ahead: puts down where this rank stands, for the next commit.
         pack: has the core put down what is there beside random numbers, too.
+        tells: whether this rank is the one that warns.
     """
 
     entries: Sequence[PositionEntry]
     ahead: Callable[[], None]
     pack: Callable[[], None]
+    tells: bool
 
 
 class LatePositions:
@@ -76,10 +80,20 @@ class LatePositions:
             return
         self._left -= 1
         recorded = self._recorded()
-        if recorded is not None and not self._handles:
-            late = self._moves(recorded, step + 1)
-            if late.known and (late.data or late.rng):
-                self._record_in_backward(recorded)
+        if recorded is None:
+            return
+        late = self._moves(recorded, step + 1)
+        if not late.known or not (late.data or late.rng):
+            return
+        if not self._handles:
+            self._record_in_backward(recorded)
+        elif not self._left and recorded.tells:
+            _log.warning(
+                "%s of the TrainState made at %s moves behind the backward pass: if a rank dies between that and the "
+                "commit, all processes start anew; let it move before loss.backward()",
+                _names(late),
+                self._parts.made_at,
+            )
 
     def end(self) -> None:
         """The training is over. The next one is looked at anew."""
@@ -104,13 +118,13 @@ class LatePositions:
         if recorded is None or not is_ahead(recorded.entries, step):
             return ""
         late = self._moves(recorded, step)
-        names = [*sorted(late.data), *(["random numbers"] if late.rng else [])]
-        if not names:
+        if not (late.data or late.rng):
             return ""
         how = "moves" if late.known else "may move"
         return (
-            f"{', '.join(names)} of the TrainState made at {self._parts.made_at} {how} between the end of the forward "
-            f"pass and the commit, and the process that has died had not put down where it stood in step {step}"
+            f"{_names(late)} of the TrainState made at {self._parts.made_at} {how} between the end of the forward pass "
+            f"and the commit, and the process that has died had not put down where it stood in step {step}; let it "
+            "move before loss.backward()"
         )
 
     # Inside.
@@ -150,6 +164,10 @@ class LatePositions:
         """Whether a part is of a class of the script's: a library's loaders and samplers move as a batch is fetched."""
         part = self._parts.positions[name]
         return name not in self._parts.places and is_users(_file_of(type(part).__module__))
+
+
+def _names(late: LateMoves) -> str:
+    return ", ".join((*sorted(late.data), *(["random numbers"] if late.rng else [])))
 
 
 @functools.lru_cache(maxsize=64)
