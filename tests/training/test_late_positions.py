@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from taskd.adaptors.training.positions.position_file import PositionKind
 from taskd.adaptors.training.script.rest import Rest
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
@@ -48,6 +49,7 @@ class Job:
         if folder is not None:
             self.recovery.attach(str(folder / "position"))
         self.recovery.begin(JobRank(0))
+        self.recovery.late.begin()
         self.before = self.behind_forward = self.behind_step = nothing
 
     def step(self, times: int = 1, *, commits: bool = True) -> "Job":
@@ -128,12 +130,13 @@ def test_what_moves_behind_the_optimizer_is_refused(
     job = Job(folder)
     set_at(job, "behind_step", job.part.move if what == "part" else random.random)
     job.step(3).step(commits=False)
-    assert job.recovery.late.why_stale(4).startswith(f"{what} of the TrainState made at {__file__}:")
-    assert "moves between the end of the forward pass and the commit" in job.recovery.late.why_stale(4)
+    moves = "part of the data changes" if what == "part" else "random numbers are drawn"
+    stale = job.recovery.late.why_stale(4)
+    assert stale.startswith(f"in the training of the TrainState made at {__file__}:")
+    assert f"{moves} between the end of the forward pass and the commit" in stale
     assert job.recovery.late.why_stale(3) == "", "it is committed"
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"{what} of the TrainState made at {__file__}:")
-    assert "moves behind the backward pass" in record.getMessage()
+    assert f"{moves} behind the backward pass: if a rank dies" in record.getMessage()
 
 
 def test_with_a_seed_random_numbers_are_those_of_the_step(folder: Path | None) -> None:
@@ -146,8 +149,7 @@ def test_with_a_seed_random_numbers_are_those_of_the_step(folder: Path | None) -
 def test_of_a_first_step_nothing_is_known(folder: Path | None) -> None:
     """It may move, and is refused. A library's part moves as a batch is fetched."""
     job = Job(folder).step(commits=False)
-    assert job.recovery.late.why_stale(1).startswith("part of the TrainState made at ")
-    assert "may move" in job.recovery.late.why_stale(1)
+    assert job.recovery.late.why_stale(1).startswith("it is not known whether in the training of the TrainState ")
     loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2)))
     state = TrainState(model=job.model, optimizer=job.optimizer, loader=loader, seed=1)
     state._recovery.begin(JobRank(0))
@@ -159,8 +161,8 @@ def test_a_step_that_counts_has_what_its_process_holds(folder: Path | None) -> N
     """The optimizer has stepped, and the commit alone is missing."""
     job = Job(folder)
     job.behind_forward = job.part.move
+    job.recovery.late.end()  # as if nothing were seen: what was put down ahead is older
     job.step(1)
-    job.recovery.late.end()  # as if nothing had been seen yet: what was put down ahead is older
     job.step(1, commits=False)
     with pytest.raises(ValueError, match="invalid literal") as left:
         left_then_commits(job.state)
@@ -207,6 +209,52 @@ def test_nothing_is_left_at_the_model(tmp_path: Path) -> None:
     assert job.model.weight._backward_hooks
     job.recovery.late.end()
     assert not job.model.weight._backward_hooks
+
+
+def test_a_step_that_was_committed_is_not_only_ahead(tmp_path: Path) -> None:
+    """Where nothing has moved the core puts down no committed position."""
+    job = Job(tmp_path)
+    job.before = job.part.move
+    job.step(1).step(commits=False)
+    assert job.newcomer(tmp_path).recovery.late.why_stale(1) == ""
+    late = Job(tmp_path)
+    late.before = late.part.move
+    late.step(9)
+    late.behind_step = late.part.move
+    late.step(1)
+    late.behind_step = nothing
+    late.step(1).step(commits=False)
+    assert late.newcomer(tmp_path).recovery.late.why_stale(11) == ""
+
+
+def test_a_step_whose_backward_pass_did_not_tell_is_refused(tmp_path: Path) -> None:
+    """A model may leave out the layer that is asked: what was put down at the end of the forward pass is too old."""
+    job = Job(tmp_path)
+    job.behind_forward = job.part.move
+    job.step(5)
+    job.model.weight.requires_grad_(False)
+    job.step(commits=False)
+    other = job.newcomer(tmp_path)
+    assert "part of the data changes between the end" in other.recovery.late.why_stale(6)
+
+
+def test_without_an_agent_nothing_is_looked_at(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.recovery.late.end()
+    job.behind_forward = job.part.move
+    job.step(4)
+    assert not job.model.weight._backward_hooks
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff" * 40])
+def test_a_damaged_position_counts_for_nothing(tmp_path: Path, damage: bytes) -> None:
+    job = Job(tmp_path)
+    job.behind_step = job.part.move
+    job.step(3)
+    job.recovery._positions.write(PositionKind.TENTATIVE, 4, [], damage)
+    other = job.newcomer(tmp_path)
+    other.recovery.late.begin()
+    other.recovery.late.why_stale(4)
 
 
 def test_what_moves_before_the_forward_pass_alone_costs_no_hook(

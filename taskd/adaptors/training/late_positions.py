@@ -21,7 +21,7 @@ import torch
 
 from taskd.adaptors.groups.sites import is_users
 from taskd.adaptors.training.parts.parts import Parts
-from taskd.adaptors.training.positions.late import LateMoves, in_backward, is_ahead, late_moves, newest_step
+from taskd.adaptors.training.positions.late import LateMoves, in_backward, is_ahead, late_moves, mark_of, newest_step
 from taskd.adaptors.training.positions.position_file import PositionEntry
 from taskd.adaptors.training.script.rest import Rest
 
@@ -58,7 +58,8 @@ class LatePositions:
 
     def __init__(self, parts: Parts, recorded: Callable[[], Recorded | None], *, seeded: bool) -> None:
         self._parts, self._recorded, self._seeded = parts, recorded, seeded
-        self._left = _LOOKS
+        self._left = 0
+        self._hooked = False
         self._handles: list[Any] = []
 
     @property
@@ -67,12 +68,13 @@ class LatePositions:
         return self._left > 0 and self._can_move
 
     def begin(self) -> None:
-        """The training begins: who takes over a rank does as that rank did."""
+        """A training with recoveries begins: who takes over a rank does as that rank did."""
+        self._left = _LOOKS
         recorded = self._recorded() if self._can_move else None
         if recorded is not None:
-            late = self._moves(recorded, newest_step(recorded.entries) + 1)
-            if in_backward(recorded.entries) or (late.known and (late.data or late.rng)):
-                self._record_in_backward(recorded)
+            late = in_backward(recorded.entries) or self._moves(recorded, newest_step(recorded.entries) + 1)
+            if late.known and (late.data or late.rng):
+                self._record_in_backward(recorded, late)
 
     def committed(self, step: int) -> None:
         """A step is committed: look whether anything has moved behind its forward pass."""
@@ -85,22 +87,24 @@ class LatePositions:
         late = self._moves(recorded, step + 1)
         if not late.known or not (late.data or late.rng):
             return
-        if not self._handles:
-            self._record_in_backward(recorded)
+        if not self._hooked:
+            self._record_in_backward(recorded, late)
         elif not self._left and recorded.tells:
+            backward = in_backward(recorded.entries) is not None
             _log.warning(
-                "%s of the TrainState made at %s moves behind the backward pass: if a rank dies between that and the "
-                "commit, all processes start anew; let it move before loss.backward()",
-                _names(late),
-                self._parts.made_at,
+                "%s behind the %s pass%s: if a rank dies between that and the commit, all processes start anew; let it "
+                "be before %s",
+                self._sentence(late),
+                "backward" if backward else "forward",
+                "" if backward else ", and the parameters of the model do not tell when its backward pass runs",
+                "loss.backward()" if backward else "the forward pass",
             )
 
     def end(self) -> None:
         """The training is over. The next one is looked at anew."""
         for handle in self._handles:
             handle.remove()
-        self._handles, self._left = [], _LOOKS
-        self._parts.in_backward = False
+        self._handles, self._left, self._hooked = [], 0, False
 
     def lags(self, step: int, rest: Rest) -> bool:
         """Whether this process, which has made the step and not committed it, cannot know where it stands."""
@@ -110,7 +114,7 @@ class LatePositions:
     def present(self, step: int) -> dict[str, bytes]:
         """Encode those parts that may stand elsewhere in memory than was put down ahead of this step."""
         names = self._moves(self._recorded(), step).data
-        return {name: packed for name, packed in self._parts.pack_positions().items() if name in names} if names else {}
+        return self._parts.pack_some(names) if names else {}
 
     def why_stale(self, step: int) -> str:
         """Why what was put down of a step is not where its rank stood at the commit; "" if it is."""
@@ -120,11 +124,10 @@ class LatePositions:
         late = self._moves(recorded, step)
         if not (late.data or late.rng):
             return ""
-        how = "moves" if late.known else "may move"
+        known = "" if late.known else "it is not known whether "
         return (
-            f"{_names(late)} of the TrainState made at {self._parts.made_at} {how} between the end of the forward pass "
-            f"and the commit, and the process that has died had not put down where it stood in step {step}; let it "
-            "move before loss.backward()"
+            f"{known}{self._sentence(late)} between the end of the forward pass and the commit, and the process that "
+            f"has died had not put down where it stood in step {step}; let it be before the forward pass"
         )
 
     # Inside.
@@ -140,14 +143,31 @@ class LatePositions:
         data = filter(self._is_watched, found.data) if found.known else filter(self._is_scripts, self._parts.positions)
         return LateMoves(found.known, found.rng and not self._seeded, frozenset(data))
 
-    def _record_in_backward(self, recorded: Recorded) -> None:
+    def _record_in_backward(self, recorded: Recorded, late: LateMoves) -> None:
+        """Of each model one parameter tells: that of the bucket which DDP sends last, as a rule."""
+        self._hooked, mark = True, mark_of(late)
         trained = {id(one) for one in self._parts.trained()}
+
+        def in_backward(_gradient: torch.Tensor) -> None:
+            self._parts.in_backward = mark
+            try:
+                recorded.ahead()
+            finally:
+                self._parts.in_backward = None
+
         for module in self._parts.modules:
             first = next((one for one in module.parameters() if one.requires_grad and id(one) in trained), None)
             if first is not None:
-                self._handles.append(first.register_hook(lambda _: recorded.ahead()))  # type: ignore[no-untyped-call]
-        self._parts.in_backward = True
+                self._handles.append(first.register_hook(in_backward))  # type: ignore[no-untyped-call]
+        self._parts.in_backward = mark
         recorded.pack()
+        self._parts.in_backward = None
+
+    def _sentence(self, late: LateMoves) -> str:
+        """What moves, without where."""
+        texts = [f"{', '.join(sorted(late.data))} of the data changes"] if late.data else []
+        texts += ["random numbers are drawn"] if late.rng else []
+        return f"in the training of the TrainState made at {self._parts.made_at} {' and '.join(texts)}"
 
     def _is_alone(self, name: str, rest: Rest) -> bool:
         """Whether the part in memory is as the step leaves it."""
@@ -164,10 +184,6 @@ class LatePositions:
         """Whether a part is of a class of the script's: a library's loaders and samplers move as a batch is fetched."""
         part = self._parts.positions[name]
         return name not in self._parts.places and is_users(_file_of(type(part).__module__))
-
-
-def _names(late: LateMoves) -> str:
-    return ", ".join((*sorted(late.data), *(["random numbers"] if late.rng else [])))
 
 
 @functools.lru_cache(maxsize=64)

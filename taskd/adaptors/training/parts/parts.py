@@ -10,12 +10,12 @@ Rules:
    last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
 5. The samplers of a loader that is kept are kept with it. Of a loader that keeps itself, the sampler's epoch is kept
    beside it: the script may ask such a loader for its state before its loop has set the epoch.
-6. `meter` counts what those loaders give. `in_backward`: positions are put down in backward passes, too.
+6. `meter` counts what those loaders give. `in_backward`: the mark of a position of a backward pass.
 7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -75,7 +75,7 @@ class Parts:
         self.plain = Plain(self.replicated)
         self.taken = TakenIn()
         self.meter = Meter()
-        self.in_backward = False
+        self.in_backward: bytes | None = None
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
         self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")
         self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
@@ -109,6 +109,10 @@ class Parts:
         for other, part in [*self.positions.items()]:
             if any(part is sampler for sampler in own):
                 del self.positions[other]
+
+    def pack_some(self, names: Container[str]) -> dict[str, bytes]:
+        """Return the encoded state of the position parts with these names."""
+        return {name: pack() for name, pack in self._packs if name in names}
 
     def pack_positions(self) -> dict[str, bytes]:
         """Return the encoded state of each position part, and of the epochs under the name ""."""
@@ -162,8 +166,8 @@ class Parts:
         if not self.has_place:
             return b""
         packed = self.pack_positions()
-        if self.in_backward:
-            packed[IN_BACKWARD] = b""
+        if self.in_backward is not None:
+            packed[IN_BACKWARD] = self.in_backward
         if packed != self._packed[0]:
             self._packed = packed, msgspec.msgpack.encode(packed)
         data = self._packed[1]
@@ -186,7 +190,7 @@ class Parts:
     @property
     def has_place(self) -> bool:
         """Whether anything is put down beside the random numbers."""
-        return bool(self.positions) or self.epochs.used or self.in_backward
+        return bool(self.positions) or self.epochs.used or self.in_backward is not None
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return every parameter of the modules and optimizers (some may come twice)."""
