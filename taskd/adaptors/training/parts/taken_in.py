@@ -45,7 +45,7 @@ class TakenIn:
     """Values taken into one training state."""
 
     def __init__(self) -> None:
-        self._function: Any = None
+        self.function: Any = None
         self._variables: dict[str, ValuePlace] | None = None
         self._places: dict[str, ValuePlace] = {}
         self._saved: dict[str, _Copy] = {}
@@ -61,8 +61,8 @@ class TakenIn:
 
     def enter(self, function: Any) -> None:
         """Resolve paths from the variables of this training function, which is about to be called."""
-        if function is not self._function:
-            self._function, self._variables = function, None
+        if function is not self.function:
+            self.function, self._variables = function, None
             self._places, self._saved = {}, {}
 
     def candidates(self, paths: Iterable[str]) -> dict[str, bytes]:
@@ -109,10 +109,10 @@ class TakenIn:
             self.committed()
 
     def _find(self, path: str) -> ValuePlace | None:
-        if self._function is None:
+        if self.function is None:
             return None
         if self._variables is None:
-            self._variables = variables_outside(self._function)
+            self._variables = variables_outside(self.function)
         return place_of(path, self._variables)
 
 

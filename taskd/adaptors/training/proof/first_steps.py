@@ -112,6 +112,7 @@ class CheckedFirstSteps(WatchedSteps):
         """Return the function that does one step twice. Tell what a new process's set-up would write again."""
         if self._writes is not None:
             self._writes.enter()
+        self._looks.enter()
         return self._check.around(function)
 
     def committed(self) -> bool:

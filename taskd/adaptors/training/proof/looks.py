@@ -4,8 +4,9 @@ Rules:
 
 1. Only a process that begins with the job looks (`first_steps.py`). A newcomer's predecessor has looked at the same
    places.
-2. There are four walks: behind two early commits, behind the first evaluation or a later commit if none has come by
-   then, and behind the first commit of the second pass over the data.
+2. Before the first step it is noted which values are there. There are four walks: behind two early commits, behind the
+   first evaluation or a later commit if none has come by then, and behind the first commit of the second pass over the
+   data.
 3. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
 """
 
@@ -38,6 +39,7 @@ _LATEST: Final = 12
 """And this one, if there was no evaluation before."""
 _MOST: Final = 4
 _LIMIT_S: Final = 1.0
+_FIRST_S: Final = 0.2
 _numbers: Final = itertools.count()
 
 
@@ -73,9 +75,22 @@ class EarlyLooks:
         self._seen: dict[str, SeenValue] = {}
         self._weights: frozenset[bytes] = frozenset()
         self._told: set[str] = set()
+        self._first: frozenset[str] | None = None
         recovery.steps.evaluations.passed.append(self._on_evaluated)
         recovery.steps.evaluations.end.append(self._on_evaluated)
         recovery.parts.epochs.again.append(self._on_second_pass)
+
+    def enter(self) -> None:
+        """The training function is about to be called for the first time: note which values are there."""
+        try:
+            entered, held = Entered(None), Held(self._recovery.parts)
+            entered.function = self._recovery.parts.taken.function
+            walk = Walk(held.ids, held.storages)
+            walk.run(roots_of(entered, self._recovery.parts), _FIRST_S)
+            self._first = frozenset(walk.seen) if walk.whole else None
+        except Exception:  # noqa: BLE001 - no job ends by being looked at
+            _log.info("the first steps could not be looked at", exc_info=True)
+            self._end()
 
     @property
     def owe(self) -> bool:
@@ -122,7 +137,7 @@ class EarlyLooks:
         walk.run(roots_of(entered, parts), _LIMIT_S)
         self._walks += 1
         if self._seen:
-            found = Judge(entered, held, self._weights).compare(self._seen, walk.seen)
+            found = Judge(entered, held, self._weights).compare(self._seen, walk.seen, self._first)
             self._tell([one.matter(entered.line) for one in self._take_in(found, entered.line)])
         self._seen = walk.seen
         if self._walks == 2:

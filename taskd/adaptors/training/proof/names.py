@@ -92,7 +92,11 @@ def _binds(owner: Any, found: FunctionType) -> bool:
     """Whether a plain function that was found at an object comes from its class."""
     if owner is None or isinstance(owner, type | ModuleType):
         return False
-    return all(one is not found for one in getattr(owner, "__dict__", {}).values())
+    try:
+        own = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return True
+    return all(one is not found for one in own.values())
 
 
 def walk_tree(tree: ast.AST | None, *, inner: bool = False) -> Iterator[ast.AST]:

@@ -39,6 +39,7 @@ _REMEDY: Final = (
     "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict(); or make it from "
     "state.step."
 )
+_KEPT_REMEDY: Final = "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict()."
 _MOST_NAMED: Final = 8
 
 
@@ -54,11 +55,16 @@ class OutsideState:
 
     It cannot if a loader leads to it, or if the script reads a list that grows: the number may depend on that.
     """
+    is_kept: bool = False
+    """Whether it was set once, by the first step that found it empty."""
 
     def matter(self, function_line: str) -> Matter:
         """Return what is told and refused."""
         more = f" (and {self.more} more of it)" if self.more else ""
         where = f"({self.line})" if self.line else f"(the training function: {function_line})"
+        if self.is_kept:
+            text = f"{self.path} is set by the first step that finds it empty {where}, and later steps read it"
+            return Matter(f"{text}: a new process would set it from another step", _KEPT_REMEDY, no_rebuild=True)
         text = f"{self.path}{more} is changed by the training {where}, and the TrainState does not have it"
         return Matter(text, _REMEDY, no_rebuild=True)
 
@@ -91,8 +97,10 @@ class Judge:
         self._influence: Influence | None = None
         self._first: dict[type, dict[str, str]] = {}
 
-    def compare(self, before: Mapping[str, SeenValue], now: Mapping[str, SeenValue]) -> list[OutsideState]:
-        """Return what is outside the state."""
+    def compare(
+        self, before: Mapping[str, SeenValue], now: Mapping[str, SeenValue], first: frozenset[str] | None = None
+    ) -> list[OutsideState]:
+        """Return what is outside the state. `first` are the paths that had a value before the first step, if known."""
         changed = {
             path: one
             for path, one in now.items()
@@ -104,7 +112,8 @@ class Judge:
                 found += self._generator(path, one)
             elif one.kind in (SeenKind.NUMBER, SeenKind.ROW):
                 found += self._number(path, one)
-        found += self._kept(set(now) - set(changed), now)
+        if first is not None:
+            found += self._kept(set(now) - set(changed) - first, now)
         if any(one.is_value for one in found) and remembers(self._functions):
             found = [dataclasses.replace(one, is_value=False) for one in found]
         return found[:_MOST_NAMED]
@@ -172,13 +181,12 @@ class Judge:
             if one.owned_by not in self._first:
                 self._first[one.owned_by] = kept_first(self._of(one))
             line = self._first[one.owned_by].get(one.name, "")
-            if not line or one.kind is SeenKind.GENERATOR or one.in_part:
+            if not line or one.kind is SeenKind.GENERATOR or one.in_part or self._of_data(one):
                 continue
             own = [text for text in self._of(one) if text[0]]
             methods = readers_of(one.name, own)
-            reaches = self._of_data(one) or self.influence.reaches(one.owner, methods)
-            if self.influence.takes(path) or (reaches and (methods or not own)):
-                found.append(OutsideState(path, 0, line))
+            if self.influence.takes(path) or (self.influence.reaches(one.owner, methods) and (methods or not own)):
+                found.append(OutsideState(path, 0, line, is_kept=True))
         return found
 
     def _of_data(self, one: SeenValue) -> bool:

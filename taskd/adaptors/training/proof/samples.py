@@ -1,5 +1,6 @@
 """A few numbers of what the script holds, by which two moments are compared. Nothing of the script is called."""
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final
@@ -16,6 +17,9 @@ _LEAVES: Final = (bool, int, float, str, bytes, type(None))
 _ROWS: Final = (list, tuple, deque)
 _NESTED: Final = 3
 """So deep are lists looked into."""
+_MOST_LEAVES: Final = 10_000
+_LONG_BITS: Final = 4_096
+"""Python refuses to write a longer integer in decimals."""
 
 
 def sample(tensor: torch.Tensor) -> bytes:
@@ -45,10 +49,13 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def row_of(value: Any) -> bytes | None:
-    """What stands in a list of numbers, texts, and lists of them; of a long one a few items. None for anything else."""
-    if type(value) not in _ROWS or not _is_row(value, _NESTED):
+    """A digest of a list of numbers, texts, and lists of them; of a long one of a few items. None for anything else."""
+    if type(value) not in _ROWS:
         return None
-    return repr(_some(value)).encode()
+    leaves: list[str] = []
+    if not _add_leaves(value, leaves, _NESTED):
+        return None
+    return hashlib.blake2b("\0".join(leaves).encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def ends_of(array: Any) -> bytes:
@@ -59,18 +66,26 @@ def ends_of(array: Any) -> bytes:
     return b"".join(part.tobytes() for part in (flat[:_SOME], flat[half : half + _SOME], flat[-_SOME:]))
 
 
-def _is_row(value: Any, depth: int) -> bool:
+def _add_leaves(value: Any, leaves: list[str], depth: int) -> bool:
+    """Add what stands in it as text; whether there is nothing else."""
     kind = type(value)  # a subclass of the script's has methods of its own
     if kind in _LEAVES:
+        if kind is int and value.bit_length() > _LONG_BITS:
+            leaves.append(hex(value))
+        else:
+            leaves.append(repr(value[:_LONGEST] if kind in (str, bytes) else value))
         return True
-    return depth > 0 and kind in _ROWS and all(_is_row(one, depth - 1) for one in _some(value))
+    if not depth or kind not in _ROWS or len(leaves) > _MOST_LEAVES:
+        return depth > 0 and kind in _ROWS
+    leaves.append(f"[{len(value)}")
+    return all(_add_leaves(one, leaves, depth - 1) for one in _some(value))
 
 
 def _some(value: Any) -> list[Any]:
     length = len(value)
     if length <= _LONGEST:
         return list(value)
-    if isinstance(value, deque):  # its middle is far from both of its ends
+    if type(value) is deque:  # its middle is far from both of its ends
         return [value[0], value[-1]]
     half = length // 2
     return [*value[:_SOME], *value[half : half + _SOME], *value[-_SOME:]]

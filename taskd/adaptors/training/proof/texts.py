@@ -15,7 +15,7 @@ from types import FunctionType
 from typing import Final, TypeGuard
 
 from taskd.adaptors.groups.sites import is_users
-from taskd.adaptors.training.proof.names import ScriptFunction, last_name, places_in, targets_of, walk_tree
+from taskd.adaptors.training.proof.names import ScriptFunction, last_name, names_in, places_in, targets_of, walk_tree
 from taskd.adaptors.training.script.script_text import ScriptLine, function_of
 
 OUTPUT: Final = re.compile("log|print|save|write|plot|report|display|draw|dump|summar|record|show")
@@ -65,7 +65,7 @@ def shuffled_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
     """`file:line` where a list of this name is shuffled as it is, and not made anew before."""
     for _, file, tree in texts:
         nodes = list(walk_tree(tree, inner=True))
-        if any(_assigns(node, name) and not _is_made_from(node, name) for node in nodes):
+        if any(_makes_anew(node, name) for node in nodes):
             continue
         for node in nodes:
             if isinstance(node, ast.Call) and _shuffles(node, name):
@@ -73,10 +73,23 @@ def shuffled_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
     return ""
 
 
+def _makes_anew(node: ast.AST, name: str) -> bool:
+    """Whether a list has an order afterwards that does not depend on the one before."""
+    if isinstance(node, ast.AnnAssign):
+        return node.value is not None and last_name(node.target) == name
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("sort", "clear"):
+        return last_name(node.func.value) == name
+    return _assigns(node, name) and not _is_made_from(node, name)
+
+
+def _asks_length_or_sorts(call: ast.Call) -> bool:
+    return getattr(call.func, "id", "") in ("len", "sorted")
+
+
 def _is_made_from(node: ast.Assign, name: str) -> bool:
     """Whether something of this name is set from itself: not from its length, nor an attribute from a variable."""
     value = node.value
-    lengths = [one for one in ast.walk(value) if isinstance(one, ast.Call) and getattr(one.func, "id", "") == "len"]
+    lengths = [one for one in ast.walk(value) if isinstance(one, ast.Call) and _asks_length_or_sorts(one)]
     apart = {id(inner) for one in lengths for inner in ast.walk(one)}
     targets = [target for target in targets_of(node) if last_name(target) == name]
     attribute = all(isinstance(target, ast.Attribute) for target in targets)
@@ -95,14 +108,14 @@ def _shuffles(call: ast.Call, name: str) -> bool:
 def kept_first(texts: Iterable[tuple[str, str, ast.AST]]) -> dict[str, str]:
     """What is set if it is not there yet, from what a step has given: `file:line` by the name that it is set by."""
     found: dict[str, str] = {}
-    for _, file, tree in texts:
+    for method, file, tree in texts:
         for asked in walk_tree(tree, inner=True):
             if not isinstance(asked, ast.If):
                 continue
             for node in (inner for statement in (*asked.body, *asked.orelse) for inner in ast.walk(statement)):
                 names = {last_name(target) for target in targets_of(node)} if isinstance(node, ast.Assign) else ()
                 for name in names:
-                    if _asks_for(asked.test, name) and _is_given(node, tree):
+                    if _asks_for(asked.test, name) and _is_given(node, tree, is_method=bool(method)):
                         found.setdefault(name, f"{file}:{getattr(node, 'lineno', 0)}")
     return found
 
@@ -116,30 +129,57 @@ def _asks_for(test: ast.AST, name: str) -> bool:
                 return True
             if isinstance(node.ops[0], ast.In | ast.NotIn) and getattr(node.left, "value", None) == name:
                 return True
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and last_name(node.operand) == name:
+        elif isinstance(node, ast.UnaryOp):
+            if isinstance(node.op, ast.Not) and last_name(node.operand) == name:
+                return True
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr" and _says(node, name):
             return True
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr":
-            return any(getattr(one, "value", None) == name for one in node.args)
     return False
+
+
+def _says(call: ast.Call, name: str) -> bool:
+    return any(getattr(one, "value", None) == name for one in call.args)
 
 
 def _is_nothing(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
-def _is_given(node: ast.AST, function: ast.AST) -> bool:
-    """Whether an assignment uses a value of the function's own, and not its shape alone."""
+def _is_given(node: ast.AST, function: ast.AST, *, is_method: bool) -> bool:
+    """Whether an assignment uses what the function was called with, and not its shape alone."""
     arguments = getattr(function, "args", None)
-    own = {one.arg for one in arguments.args[1:]} if isinstance(arguments, ast.arguments) else set()
-    own |= {one.id for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    left: list[ast.AST] = [node.value] if isinstance(node, ast.Assign) else []
+    given = {one.arg for one in arguments.args[is_method:]} if isinstance(arguments, ast.arguments) else set()
+    sets = [one for one in walk_tree(function) if isinstance(one, ast.Assign)]
+    if not is_method:  # the training function is called with nothing, and has its values from the model and the loader
+        loops = [one.target for one in walk_tree(function) if isinstance(one, ast.For)]
+        made = [target for one in sets if isinstance(one.value, ast.Call) for target in targets_of(one)]
+        given |= {name for one in (*loops, *made) for name in names_in(one)}
+    while True:
+        more = {
+            target.id
+            for one in sets
+            if _uses_value(one.value, given)
+            for target in targets_of(one)
+            if isinstance(target, ast.Name)
+        }
+        if more <= given:
+            break
+        given |= more
+    return isinstance(node, ast.Assign) and _uses_value(node.value, given)
+
+
+def _uses_value(value: ast.AST, names: set[str]) -> bool:
+    """Whether an expression uses one of these names, other than for its shape, its length, or as an index."""
+    left = [value]
     while left:
         one = left.pop()
-        if isinstance(one, ast.Name) and one.id in own:
+        if isinstance(one, ast.Name) and one.id in names:
             return True
-        shape = isinstance(one, ast.Attribute) and one.attr in _SHAPE
-        length = isinstance(one, ast.Call) and getattr(one.func, "id", "") == "len"
-        if not shape and not length:
+        if isinstance(one, ast.Subscript):
+            left.append(one.value)
+        elif not (isinstance(one, ast.Attribute) and one.attr in _SHAPE) and not (
+            isinstance(one, ast.Call) and getattr(one.func, "id", "") in ("len", "open")
+        ):
             left.extend(ast.iter_child_nodes(one))
     return False
 

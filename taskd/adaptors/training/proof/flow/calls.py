@@ -30,8 +30,8 @@ from taskd.adaptors.training.proof.flow.values import (
 
 _EMPTY_FAILS: Final = frozenset({"max", "min", "mean", "fmean", "median", "stack", "cat", "concat", "vstack", "hstack"})
 """Functions that raise an error for an empty list. numpy's `mean` does not, and is told apart by its module."""
-_COPYING: Final = frozenset({"deepcopy", "copy", "clone", "to", "detach"})
-"""Functions and methods that give another one of what they are given."""
+_COPYING: Final = frozenset({"deepcopy", "copy"})
+"""Functions that give another one of what they are given."""
 _RECKONING: Final = frozenset(
     {
         *("int", "float", "bool", "min", "max", "divmod", "abs", "round", "pow", "len"),
@@ -127,7 +127,8 @@ class Calls(Iterating):
             return Value(shape=owner.shape)
         if of_step and name not in _RECKONING and name not in _MAKING:
             return whole._replace(root=Root.VARIES, part=owner.part)
-        return whole if owner.part == whole.part or name in _COPYING else whole._replace(part=owner.part)
+        part = owner.part or (name in _COPYING and bool(arguments) and arguments[0].part)
+        return whole if part == whole.part else whole._replace(part=part)
 
     def _changes(self, owner: str, method: str) -> bool:
         env = self.frame.env

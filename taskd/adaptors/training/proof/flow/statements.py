@@ -207,13 +207,25 @@ class Statements(Loops):
 
     def _return(self, node: ast.Return) -> None:
         value = self.read(node.value)
-        if self.frame is self.frames[0] and value.part:  # weights that the script goes on with behind its training
-            self.effect(node, value.taints)
+        if self.frame is self.frames[0]:
+            self._hands_on(node)
         self.frame.returned.append(value._replace(taints=value.taints | self.control) if self.control else value)
         if any(loop.commits for loop in self.frame.loops):
             self._ends(node, self.frame.loops)
         self._leaves(node)
         self.frame.env = None
+
+    def _hands_on(self, node: ast.Return) -> None:
+        """Weights that the training function returns are what the script goes on with; numbers beside them are not."""
+        left = [node.value]
+        while left:
+            one = left.pop()
+            if isinstance(one, ast.Tuple | ast.List):
+                left += one.elts
+            elif isinstance(one, ast.Dict):
+                left += one.values
+            elif one is not None and (value := self.read(one)).part:
+                self.effect(node, value.taints)
 
     def _break(self, node: ast.Break) -> None:
         loop = self.frame.loops[-1]
