@@ -262,7 +262,7 @@ def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
     return ReadFinding(
         source.place,
         f"{source.place} makes {source.name!r} from itself once an epoch: a recovery within that epoch does it again",
-        "Make it from the epoch, and from what it was at first: BASE * FACTOR ** epoch.",
+        "Make it from the epoch, and from what it was at first (a rate: BASE * FACTOR ** epoch).",
     )
 
 
