@@ -145,13 +145,13 @@ class LatePositions:
 
     def _record_in_backward(self, recorded: Recorded, late: LateMoves) -> None:
         """Of each model one parameter tells: that of the bucket which DDP sends last, as a rule."""
-        self._hooked, mark = True, mark_of(late)
+        self._hooked, mark, ahead = True, mark_of(late), recorded.ahead
         trained = {id(one) for one in self._parts.trained()}
 
         def in_backward(_gradient: torch.Tensor) -> None:
             self._parts.in_backward = mark
             try:
-                recorded.ahead()
+                ahead()
             finally:
                 self._parts.in_backward = None
 
