@@ -3,8 +3,9 @@
 Rules:
 
 1. In a process that has made the step, such a part is as it is in memory, if the rest of the step cannot move it. A
-   loader's iterator has gone with the loop, and random numbers leave no trace in a text: then the state is torn.
-2. A new process has what was put down ahead. If that is too old it is refused, and all processes start anew.
+   loader's iterator has gone with the loop: then the state is torn.
+2. A new process has what was put down ahead. If that is too old it is refused, and all processes start anew. Random
+   numbers are not: libraries draw from the global generators for purposes of their own.
 3. So once a part is seen to move there, it is put down again within each backward pass: no peer can commit a step that
    this process has not given its gradients to.
 4. Adapters of trainers put positions down at moments of their own, and are responsible for their parts.
@@ -89,7 +90,7 @@ class LatePositions:
             return
         if not self._hooked:
             self._record_in_backward(recorded, late)
-        elif not self._left and recorded.tells:
+        elif late.data and not self._left and recorded.tells:
             backward = in_backward(recorded.entries) is not None
             _log.warning(
                 "%s behind the %s pass%s: if a rank dies between that and the commit, all processes start anew; let it "
@@ -109,7 +110,7 @@ class LatePositions:
     def lags(self, step: int, rest: Rest) -> bool:
         """Whether this process, which has made the step and not committed it, cannot know where it stands."""
         late = self._moves(self._recorded(), step)
-        return (late.rng and bool(rest.line)) or any(not self._is_alone(name, rest) for name in late.data)
+        return any(not self._is_alone(name, rest) for name in late.data)
 
     def present(self, step: int) -> dict[str, bytes]:
         """Encode those parts that may stand elsewhere in memory than was put down ahead of this step."""
@@ -122,7 +123,7 @@ class LatePositions:
         if recorded is None or not is_ahead(recorded.entries, step):
             return ""
         late = self._moves(recorded, step)
-        if not (late.data or late.rng):
+        if not late.data:
             return ""
         known = "" if late.known else "it is not known whether "
         return (
@@ -165,9 +166,8 @@ class LatePositions:
 
     def _sentence(self, late: LateMoves) -> str:
         """What moves, without where."""
-        texts = [f"{', '.join(sorted(late.data))} of the data changes"] if late.data else []
-        texts += ["random numbers are drawn"] if late.rng else []
-        return f"in the training of the TrainState made at {self._parts.made_at} {' and '.join(texts)}"
+        names = ", ".join(sorted(late.data))
+        return f"in the training of the TrainState made at {self._parts.made_at} {names} of the data changes"
 
     def _is_alone(self, name: str, rest: Rest) -> bool:
         """Whether the part in memory is as the step leaves it."""
