@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("programs") / "trains.py"
 RANKS, STEPS = 2, 8
-NEEDS_NUMPY = re.compile(r"\.numpy\(|from_numpy|\b(dist|c10d)\.\w*object\w*\(")
+NEEDS_NUMPY = re.compile(r"\.numpy\(|from_numpy\(|\b(dist|c10d)\.\w*object\w*\(")
 """Calls of torch's that need numpy, its collectives of objects among them."""
 DEVICE = "_get_object_coll_device("
 WITHOUT = "Failed to initialize NumPy"

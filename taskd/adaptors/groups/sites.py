@@ -1,5 +1,6 @@
 """Which line of the user's script has led to a call into torch."""
 
+import functools
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -30,6 +31,16 @@ def is_between(file: str) -> bool:
 def is_users(file: str) -> bool:
     """It is a file of the user's, and of no library."""
     return not is_between(file) and not file.startswith(_LIBRARIES)
+
+
+def is_users_class(kind: type) -> bool:
+    """Return whether a class is defined in a file of the user's."""
+    return _is_users_module(kind.__module__) if isinstance(kind.__module__, str) else False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users_module(name: str) -> bool:
+    return is_users(str(getattr(sys.modules.get(name), "__file__", None) or "<none>"))
 
 
 def users_files() -> list[str]:

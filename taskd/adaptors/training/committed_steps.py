@@ -50,7 +50,7 @@ class CommittedSteps:
         commit_step: what commits: `commit`, or a function of the core that calls it where there is more to do.
         by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
             optimizers' step and the commit: no text of a script is read.
-        late: what of a position moves behind the forward pass.
+        late: data and random numbers that change between a forward pass and its commit.
         shows_steps: whether a commit shows the step in the black box too.
     """
 
@@ -165,8 +165,7 @@ class CommittedSteps:
     def _recorded(self) -> Recorded | None:
         if self.by_trainer:
             return None
-        tells = self._own_rank() == 0
-        return Recorded(self._positions.entries(), self.record_ahead, self._pack_in_pulse, tells=tells)
+        return Recorded(self._positions.entries(), self.record_ahead, self._pack_in_pulse, warns=self._rank == 0)
 
     def record_ahead(self) -> None:
         """Put down where this rank will stand at the next commit, as far as it is known."""

@@ -1,26 +1,27 @@
-"""What becomes of a step that counts although a part of the position may have moved behind its forward pass.
+"""Positions that change between the end of a forward pass and the commit: detection, a second recording, refusal.
+
+A rank's position (random numbers, place in the data) is recorded as its forward pass ends. If its peers commit that
+step and the rank dies first, its replacement continues from this record.
 
 Rules:
 
-1. In a process that has made the step, such a part is as it is in memory, if the rest of the step cannot move it. A
-   loader's iterator has gone with the loop: then the state is torn.
-2. A new process has what was put down ahead. If that is too old it is refused, and all processes start anew. Random
-   numbers are not: libraries draw from the global generators for purposes of their own.
-3. So once a part is seen to move there, it is put down again within each backward pass: no peer can commit a step that
-   this process has not given its gradients to.
-4. Adapters of trainers put positions down at moments of their own, and are responsible for their parts.
+1. A survivor keeps such a part as it is in memory, unless the rest of the step may change it. If that is a loader, the
+   state is torn: its iterator is gone.
+2. A replacement uses the record. If the record is too old, it is refused, and all processes start anew. Random numbers
+   never refuse a recovery: libraries draw from the global generators for their own purposes.
+3. Once a change is detected, the position is recorded in each backward pass too. No peer can commit a step before this
+   process has contributed its gradients.
+4. Adapters of trainers record positions themselves. Their parts are not checked.
 """
 
 import dataclasses
-import functools
 import logging
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.groups.sites import is_users_class
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.positions.late import LateMoves, in_backward, is_ahead, late_moves, mark_of, newest_step
 from taskd.adaptors.training.positions.position_file import PositionEntry
@@ -28,32 +29,32 @@ from taskd.adaptors.training.script.rest import Rest
 
 _log = logging.getLogger(__name__)
 _LOOKS: Final = 3
-"""Commits after which it is looked whether anything moves there."""
+"""Commits of a training after which late changes are looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """What is put down now.
+    """The recorded positions of this rank.
 
     Attributes:
-        entries: all that is there.
-        ahead: puts down where this rank stands, for the next commit.
-        pack: has the core put down what is there beside random numbers, too.
-        tells: whether this rank is the one that warns.
+        entries: all of them.
+        ahead: records the present position for the next commit.
+        pack: makes the core record the data beside random numbers.
+        warns: whether this rank logs warnings for the job.
     """
 
     entries: Sequence[PositionEntry]
     ahead: Callable[[], None]
     pack: Callable[[], None]
-    tells: bool
+    warns: bool
 
 
 class LatePositions:
-    """Those of one training state.
+    """Late changes in the positions of one training state.
 
     Args:
-        parts: those of the state.
-        recorded: returns what is put down; None where a trainer's adapter does that.
+        parts: parts of the state.
+        recorded: returns the recorded positions; None where a trainer's adapter records them.
         seeded: whether random numbers come from each step's number.
     """
 
@@ -69,7 +70,7 @@ class LatePositions:
         return self._left > 0 and self._can_move
 
     def begin(self) -> None:
-        """A training with recoveries begins: who takes over a rank does as that rank did."""
+        """Start with a training. A replacement records in backward passes if its predecessor did."""
         self._left = _LOOKS
         recorded = self._recorded() if self._can_move else None
         if recorded is not None:
@@ -78,7 +79,7 @@ class LatePositions:
                 self._record_in_backward(recorded, late)
 
     def committed(self, step: int) -> None:
-        """A step is committed: look whether anything has moved behind its forward pass."""
+        """Check the committed step for changes behind its forward pass."""
         if not self.owes:
             return
         self._left -= 1
@@ -90,7 +91,7 @@ class LatePositions:
             return
         if not self._hooked:
             self._record_in_backward(recorded, late)
-        elif late.data and not self._left and recorded.tells:
+        elif late.data and not self._left and recorded.warns:
             backward = in_backward(recorded.entries) is not None
             _log.warning(
                 "%s behind the %s pass%s: if a rank dies between that and the commit, all processes start anew; let it "
@@ -102,23 +103,23 @@ class LatePositions:
             )
 
     def end(self) -> None:
-        """The training is over. The next one is looked at anew."""
+        """End with the training: remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._left, self._hooked = [], 0, False
 
     def lags(self, step: int, rest: Rest) -> bool:
-        """Whether this process, which has made the step and not committed it, cannot know where it stands."""
+        """Return whether the position of a step that was made but not committed is unknown in this process."""
         late = self._moves(self._recorded(), step)
         return any(not self._is_alone(name, rest) for name in late.data)
 
     def present(self, step: int) -> dict[str, bytes]:
-        """Encode those parts that may stand elsewhere in memory than was put down ahead of this step."""
+        """Encode the parts whose record for this step may be older than their memory."""
         names = self._moves(self._recorded(), step).data
         return self._parts.pack_some(names) if names else {}
 
     def why_stale(self, step: int) -> str:
-        """Why what was put down of a step is not where its rank stood at the commit; "" if it is."""
+        """Return why the record of a step is too old to continue from; "" if it is not."""
         recorded = self._recorded()
         if recorded is None or not is_ahead(recorded.entries, step):
             return ""
@@ -145,47 +146,38 @@ class LatePositions:
         return LateMoves(found.known, found.rng and not self._seeded, frozenset(data))
 
     def _record_in_backward(self, recorded: Recorded, late: LateMoves) -> None:
-        """Of each model one parameter tells: that of the bucket which DDP sends last, as a rule."""
+        """Hook one parameter of each model, usually of the bucket that DDP sends last."""
         self._hooked, mark, ahead = True, mark_of(late), recorded.ahead
         trained = {id(one) for one in self._parts.trained()}
 
         def in_backward(_gradient: torch.Tensor) -> None:
-            self._parts.in_backward = mark
-            try:
+            with self._parts.marked(mark):
                 ahead()
-            finally:
-                self._parts.in_backward = None
 
         for module in self._parts.modules:
             first = next((one for one in module.parameters() if one.requires_grad and id(one) in trained), None)
             if first is not None:
                 self._handles.append(first.register_hook(in_backward))  # type: ignore[no-untyped-call]
-        self._parts.in_backward = mark
-        recorded.pack()
-        self._parts.in_backward = None
+        with self._parts.marked(mark):
+            recorded.pack()
 
     def _sentence(self, late: LateMoves) -> str:
-        """What moves, without where."""
+        """Return the beginning of a message: which parts change."""
         names = ", ".join(sorted(late.data))
         return f"in the training of the TrainState made at {self._parts.made_at} {names} of the data changes"
 
     def _is_alone(self, name: str, rest: Rest) -> bool:
-        """Whether the part in memory is as the step leaves it."""
+        """Return whether the part in memory has its value of the step's end."""
         part = self._parts.positions.get(name)
         loads = part is None or name in self._parts.places or isinstance(part, torch.utils.data.DataLoader)
         return not loads and not rest.may_move(part)
 
     def _is_watched(self, name: str) -> bool:
-        """Whether a part is none of an adapter's."""
+        """Return whether a part does not belong to a trainer's adapter."""
         part = self._parts.positions.get(name)
         return part is None or type(part).__module__.partition(".")[0] != "taskd"
 
     def _is_scripts(self, name: str) -> bool:
-        """Whether a part is of a class of the script's: a library's loaders and samplers move as a batch is fetched."""
+        """Return whether the script defines the part's class. Those of libraries move as a batch is fetched."""
         part = self._parts.positions[name]
-        return name not in self._parts.places and is_users(_file_of(type(part).__module__))
-
-
-@functools.lru_cache(maxsize=64)
-def _file_of(module: str) -> str:
-    return str(getattr(sys.modules.get(module), "__file__", None) or "<none>")
+        return name not in self._parts.places and is_users_class(type(part))

@@ -27,7 +27,7 @@ from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.packing import check, fill, pack, relay, send
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.errors import DistrustError, RefusedError, RestoreError
-from taskd.runtime.worker import worker
+from taskd.runtime.worker.worker import allows_inexact
 from taskd.wire.kinds import WorldRank
 from taskd.wire.messages import Condition, WorldPlan
 from taskd.wire.state import Load, Transfer
@@ -96,10 +96,9 @@ def restore(
 
 
 def _stale(recovery: StateRecovery, step: int) -> str:
-    """Refuse a position that is too old, unless the user wants to go on all the same: then return that it is."""
-    link = worker.current()
+    """Refuse a position that is too old. Return the reason instead if the user allows inexact recoveries."""
     stale = recovery.late.why_stale(step)
-    if stale and not (link is not None and link.config.allows_inexact):
+    if stale and not allows_inexact():
         raise RefusedError(stale)
     return stale
 

@@ -384,6 +384,12 @@ def start(config: WorkerConfig, modules: Callable[[], tuple[str, ...]], connect:
     return _link
 
 
+def allows_inexact() -> bool:
+    """Return whether the user wants recoveries in place even where they are not exact (`TASKD_INEXACT=allow`)."""
+    link = current()
+    return link is not None and link.config.allows_inexact
+
+
 def current() -> WorkerLink | None:
     """The link of this very process; None without an agent, and in forked children."""
     return _link if _link is not None and _link.pid == os.getpid() else None

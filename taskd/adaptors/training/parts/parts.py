@@ -10,12 +10,13 @@ Rules:
    last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
 5. The samplers of a loader that is kept are kept with it. Of a loader that keeps itself, the sampler's epoch is kept
    beside it: the script may ask such a loader for its state before its loop has set the epoch.
-6. `meter` counts what those loaders give. `in_backward`: the mark of a position of a backward pass.
+6. `meter` counts what those loaders give.
 7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
 """
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -75,7 +76,7 @@ class Parts:
         self.plain = Plain(self.replicated)
         self.taken = TakenIn()
         self.meter = Meter()
-        self.in_backward: bytes | None = None
+        self._mark: bytes | None = None
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
         self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")
         self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
@@ -166,8 +167,8 @@ class Parts:
         if not self.has_place:
             return b""
         packed = self.pack_positions()
-        if self.in_backward is not None:
-            packed[IN_BACKWARD] = self.in_backward
+        if self._mark is not None:
+            packed[IN_BACKWARD] = self._mark
         if packed != self._packed[0]:
             self._packed = packed, msgspec.msgpack.encode(packed)
         data = self._packed[1]
@@ -187,10 +188,19 @@ class Parts:
             )
         return b""
 
+    @contextmanager
+    def marked(self, mark: bytes) -> Iterator[None]:
+        """Add this mark to positions that are encoded meanwhile: they belong to a backward pass."""
+        self._mark = mark
+        try:
+            yield
+        finally:
+            self._mark = None
+
     @property
     def has_place(self) -> bool:
-        """Whether anything is put down beside the random numbers."""
-        return bool(self.positions) or self.epochs.used or self.in_backward is not None
+        """Whether a position holds more than random numbers."""
+        return bool(self.positions) or self.epochs.used or self._mark is not None
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Return every parameter of the modules and optimizers (some may come twice)."""

@@ -1,15 +1,14 @@
-"""What of a rank's position moves between the end of a forward pass and the commit: the memory of a recurrent network.
-
-The position of a step that is not committed yet is put down as its forward pass ends. If a peer commits that step and
-this process dies first, that is all that is known of where it stood. So what moves later is older there than it was.
+"""Detection of positions that change between the end of a forward pass and the commit, such as a recurrent state.
 
 Rules:
 
-1. Whether anything does is seen in the entries of the two steps before. A step pays nothing. What was put down in a
-   backward pass is compared with steps of which that was, too. If that of one step was not, it is too old.
-2. Of a step without steps before nothing is known.
-3. Where the core finds a committed position equal to the one ahead, it puts down none: such a step has moved nothing.
-   That it was committed shows as soon as anything is put down of the next step.
+1. The records of the two preceding steps show it: one of the forward pass (ahead), one of the commit. A step costs
+   nothing.
+2. Without preceding steps nothing is known.
+3. The core writes no committed record that equals the one ahead: such a step has changed nothing. A record of a later
+   step shows that it was committed.
+4. Records of backward passes carry a mark, and are compared only with each other. A step without the mark, behind
+   steps with it, has a record that is too old.
 """
 
 import dataclasses
@@ -23,17 +22,17 @@ from taskd.adaptors.training.positions.payload import unpack
 from taskd.adaptors.training.positions.position_file import PositionEntry, PositionKind
 
 IN_BACKWARD: Final = "\0backward"
-"""Beside the data, of a position that was put down in a backward pass. Who takes the rank over does so, too."""
+"""Key of the mark of a backward pass, beside the names of the data's parts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LateMoves:
-    """What moved behind the forward pass in the steps before one.
+    """Changes behind the forward pass, in the steps before a given one.
 
     Attributes:
-        known: whether there were any.
-        rng: whether random numbers were drawn there.
-        data: names of parts.
+        known: whether there were such steps.
+        rng: whether random numbers were drawn.
+        data: names of the parts that changed.
     """
 
     known: bool = False
@@ -42,13 +41,13 @@ class LateMoves:
 
 
 def late_moves(entries: Sequence[PositionEntry], step: int) -> LateMoves:
-    """Compare what was put down ahead of the steps before `step` with what their commits have put down."""
+    """Compare the records ahead of the steps before `step` with those of their commits."""
     ahead, committed = _newest(entries)
     before = [ahead[one] for one in (step - 1, step - 2) if one in ahead]
     of_backward = [(entry, marked) for entry in before if (marked := _mark(entry)) is not None]
     if step in ahead and _mark(ahead[step]) is not None:
         before = [entry for entry, _ in of_backward]
-    elif step in ahead and of_backward:  # its own backward pass did not tell
+    elif step in ahead and of_backward:  # its backward pass did not reach the hook
         return of_backward[0][1]
     rng, data, known = False, set[str](), False
     for entry in before:
@@ -65,17 +64,17 @@ def late_moves(entries: Sequence[PositionEntry], step: int) -> LateMoves:
 
 
 def in_backward(entries: Iterable[PositionEntry]) -> LateMoves | None:
-    """What moves behind the forward pass, if a position was put down in a backward pass."""
+    """Return the changes that a mark names; None without a mark."""
     return next(filter(None, map(_mark, entries)), None)
 
 
 def newest_step(entries: Iterable[PositionEntry]) -> int:
-    """The newest step that was put down, ahead or committed; 0 for none."""
+    """Return the newest recorded step; 0 for none."""
     return max((one.step for one in entries), default=0)
 
 
 def is_ahead(entries: Sequence[PositionEntry], step: int) -> bool:
-    """Whether a step was put down before its commit, and that commit did not come."""
+    """Return whether a step was recorded ahead and not committed."""
     ahead, _ = _newest(entries)
     if step not in ahead:
         return False
@@ -84,7 +83,7 @@ def is_ahead(entries: Sequence[PositionEntry], step: int) -> bool:
 
 
 def mark_of(late: LateMoves) -> bytes:
-    """What stands under `IN_BACKWARD`."""
+    """Encode the mark."""
     return msgspec.msgpack.encode((late.rng, sorted(late.data)))
 
 
@@ -101,7 +100,7 @@ def _mark(entry: PositionEntry) -> LateMoves | None:
 
 
 def _unpacked(entry: PositionEntry) -> tuple[list[bytes], dict[str, bytes]] | None:
-    """What an entry has of random numbers and data; None for one that is damaged."""
+    """Return random numbers and data of a record; None if it is damaged."""
     try:
         return unpack(entry.payload)
     except (struct.error, msgspec.DecodeError):
@@ -109,7 +108,7 @@ def _unpacked(entry: PositionEntry) -> tuple[list[bytes], dict[str, bytes]] | No
 
 
 def _newest(entries: Iterable[PositionEntry]) -> tuple[Mapping[int, PositionEntry], Mapping[int, PositionEntry]]:
-    """The newest entry of each step, of those ahead and of committed ones."""
+    """Return the newest record of each step: those ahead, and those of commits."""
     found: dict[PositionKind, dict[int, PositionEntry]] = {PositionKind.TENTATIVE: {}, PositionKind.COMMITTED: {}}
     for entry in sorted(entries, key=lambda one: one.sequence):
         found[entry.kind][entry.step] = entry

@@ -4,8 +4,7 @@ Rules:
 
 1. From what moves the training (a model's pass, a backward pass, an optimizer, a seed, the sampler's epoch, the end of
    a loop around these) it is gone backwards to the names that flow into it. What is not among them is output.
-2. A function of the script that moves the training is read too. A method knows its object: what it names `self.x` is
-   the caller's `loop.x`.
+2. A function of the script that moves the training is read too. In a method, `self.x` is the caller's `loop.x`.
 3. What cannot be read matters to nobody.
 """
 

@@ -4,9 +4,9 @@ Rules:
 
 1. Only a process that begins with the job looks (`first_steps.py`). A newcomer's predecessor has looked at the same
    places.
-2. Before the first step it is noted which values are there. There are four walks: behind two early commits, behind the
-   first evaluation or a later commit if none has come by then, and behind the first commit of the second pass over the
-   data.
+2. Before the first step the paths of existing values are recorded. There are four walks: behind two early commits,
+   behind the first evaluation or a later commit if none has come by then, and behind the first commit of the second
+   pass over the data.
 3. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
 """
 
@@ -30,7 +30,7 @@ from taskd.adaptors.training.proof.roots import Entered, Held, roots_of, weights
 from taskd.adaptors.training.proof.tried import unloadable
 from taskd.adaptors.training.proof.walk import SeenValue, Walk
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.runtime.worker import worker
+from taskd.runtime.worker.worker import allows_inexact
 
 _log = logging.getLogger(__name__)
 _EARLY: Final = (1, 2)
@@ -41,12 +41,6 @@ _MOST: Final = 4
 _LIMIT_S: Final = 1.0
 _FIRST_S: Final = 0.2
 _numbers: Final = itertools.count()
-
-
-def allows_inexact() -> bool:
-    """Whether the user wants to go on in place all the same."""
-    link = worker.current()
-    return link is not None and link.config.allows_inexact
 
 
 class EarlyLooks:
@@ -81,12 +75,12 @@ class EarlyLooks:
         recovery.parts.epochs.again.append(self._on_second_pass)
 
     def enter(self) -> None:
-        """The training function is about to be called for the first time: note which values are there."""
+        """Record which values exist before the training function is first called."""
         try:
-            entered, held = Entered(None), Held(self._recovery.parts)
-            entered.function = self._recovery.parts.taken.function
+            parts = self._recovery.parts
+            entered, held = Entered(None, parts.taken.function), Held(parts)
             walk = Walk(held.ids, held.storages)
-            walk.run(roots_of(entered, self._recovery.parts), _FIRST_S)
+            walk.run(roots_of(entered, parts), _FIRST_S)
             self._first = frozenset(walk.seen) if walk.whole else None
         except Exception:  # noqa: BLE001 - no job ends by being looked at
             _log.info("the first steps could not be looked at", exc_info=True)

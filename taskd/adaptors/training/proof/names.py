@@ -1,4 +1,4 @@
-"""A function of the script as text: what its names stand for, and the names and places in its tree."""
+"""Functions of the script as text: values of their names, and the names in their trees."""
 
 import ast
 import dataclasses

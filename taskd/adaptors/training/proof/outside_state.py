@@ -6,7 +6,7 @@ Rules:
    finding is a copy of weights as they were at a commit, or what is made anew (another object at the same path).
 2. Numbers, lists of them and generators count only where the script's text shows that the training comes back to them
    (`influence`).
-3. So does what an early step sets if it is not there yet, from what the step has given, and later steps read.
+3. A value also counts if an early step sets it once, from its batch or loss, and later steps read it.
 4. What a part of the state leaves out of its `state_dict()` is outside, too.
 """
 
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from taskd.adaptors.groups.sites import is_users_class
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.proof.influence import Influence
 from taskd.adaptors.training.proof.names import ScriptFunction, plain_path
@@ -26,20 +27,16 @@ from taskd.adaptors.training.proof.texts import (
     first_line,
     follows_step,
     is_seeded,
-    kept_first,
     mixed_at,
     readers_of,
     remembers,
+    set_once,
     shuffled_at,
 )
-from taskd.adaptors.training.proof.walk import SeenKind, SeenValue, is_scripts
+from taskd.adaptors.training.proof.walk import SeenKind, SeenValue
 from taskd.adaptors.training.script.outside import functions_of
 
-_REMEDY: Final = (
-    "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict(); or make it from "
-    "state.step."
-)
-_KEPT_REMEDY: Final = "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict()."
+_GIVE_IT: Final = "Give it to TrainState, in replicated={…} or data={…}, with state_dict() and load_state_dict()"
 _MOST_NAMED: Final = 8
 
 
@@ -64,9 +61,9 @@ class OutsideState:
         where = f"({self.line})" if self.line else f"(the training function: {function_line})"
         if self.is_kept:
             text = f"{self.path} is set by the first step that finds it empty {where}, and later steps read it"
-            return Matter(f"{text}: a new process would set it from another step", _KEPT_REMEDY, no_rebuild=True)
+            return Matter(f"{text}: a new process would set it from another step", f"{_GIVE_IT}.", no_rebuild=True)
         text = f"{self.path}{more} is changed by the training {where}, and the TrainState does not have it"
-        return Matter(text, _REMEDY, no_rebuild=True)
+        return Matter(text, f"{_GIVE_IT}; or make it from state.step.", no_rebuild=True)
 
     @property
     def taken_in(self) -> str:
@@ -95,7 +92,8 @@ class Judge:
         self._functions = functions
         self._texts = [("", one.file, one.tree) for one in functions if one.tree is not None]
         self._influence: Influence | None = None
-        self._first: dict[type, dict[str, str]] = {}
+        self._methods: dict[type, list[tuple[str, str, Any]]] = {}
+        self._set_once: dict[type, dict[str, str]] = {}
 
     def compare(
         self, before: Mapping[str, SeenValue], now: Mapping[str, SeenValue], first: frozenset[str] | None = None
@@ -138,7 +136,11 @@ class Judge:
             first = changed[paths[0]]
             matrix = any(len(changed[path].shape) > 1 for path in paths)
             alike = len({changed[path].shape for path in paths}) > 1 or len(self._held.shapes) == 1
-            line = mixed_at(first.name, self._of(first)) if is_scripts(first.owned_by) or first.owned_by is dict else ""
+            line = (
+                mixed_at(first.name, self._of(first))
+                if is_users_class(first.owned_by) or first.owned_by is dict
+                else ""
+            )
             by_library = issubclass(first.owned_by, torch.nn.Module | torch.optim.Optimizer) or not self._readable(
                 first
             )
@@ -166,7 +168,7 @@ class Judge:
             line = line or shuffled_at(one.name, texts)
         if not line or any(follows_step(name, texts) for name in names):
             return []
-        own = [text for text in texts if text[0]] if is_scripts(one.owned_by) else texts
+        own = [text for text in texts if text[0]] if is_users_class(one.owned_by) else texts
         methods = readers_of(one.name, [text for text in own if text[0]])
         if self.influence.takes(path):
             return [OutsideState(path, 0, line, is_value)]
@@ -174,33 +176,38 @@ class Judge:
         return [OutsideState(path, 0, line, is_value)] if reaches and (methods or not own) else []
 
     def _kept(self, paths: Iterable[str], now: Mapping[str, SeenValue]) -> list[OutsideState]:
-        """What an early step has set, and later ones read: in a new process its own first step sets it."""
+        """Return values that an early step set once and later steps read. A new process sets them in another step."""
         found = []
         for path in sorted(paths):
             one = now[path]
-            if one.owned_by not in self._first:
-                self._first[one.owned_by] = kept_first(self._of(one))
-            line = self._first[one.owned_by].get(one.name, "")
+            if one.owned_by not in self._set_once:
+                self._set_once[one.owned_by] = set_once(self._of(one))
+            line = self._set_once[one.owned_by].get(one.name, "")
             if not line or one.kind is SeenKind.GENERATOR or one.in_part or self._of_data(one):
                 continue
-            own = [text for text in self._of(one) if text[0]]
+            own = self._methods_of(one)
             methods = readers_of(one.name, own)
             if self.influence.takes(path) or (self.influence.reaches(one.owner, methods) and (methods or not own)):
                 found.append(OutsideState(path, 0, line, is_kept=True))
         return found
 
     def _of_data(self, one: SeenValue) -> bool:
-        """Whether a loader of the state leads to it, by whichever name it was come to."""
+        """Return whether it belongs to a dataset or sampler of the state's loaders."""
         holder = None if one.where is None else one.where()
         return one.of_data or (holder is not None and id(holder) in self._held.data)
 
     def _of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
         """The texts that may change or read it: those of its class, and the functions that are running."""
-        own = ClassText(one.owned_by).methods if is_scripts(one.owned_by) else []
-        return [*own, *self._texts]
+        return [*self._methods_of(one), *self._texts]
+
+    def _methods_of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
+        kind = one.owned_by
+        if kind not in self._methods:
+            self._methods[kind] = ClassText(kind).methods if is_users_class(kind) else []
+        return self._methods[kind]
 
     def _readable(self, one: SeenValue) -> bool:
-        return is_scripts(one.owned_by) or one.owned_by in (dict, type(None))
+        return is_users_class(one.owned_by) or one.owned_by in (dict, type(None))
 
 
 def _names(frame: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from taskd.adaptors.groups.sites import is_between, is_users
+from taskd.adaptors.training.data.indices import samplers
 from taskd.adaptors.training.parts.kinds import has_state
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
@@ -37,14 +38,18 @@ _REFERENCES: Final = 3
 class Entered:
     """The training function that is running, and its frames from the commit outwards.
 
+    Args:
+        frame: that of the commit; None before the function is called.
+        function: the function, if it is known.
+
     Attributes:
         function: what was given to `resilient`; None if its frame was not found.
         frames: those of the script, innermost first.
         owners: objects that a library's frames in between belong to.
     """
 
-    def __init__(self, frame: FrameType | None) -> None:
-        self.function: Any = None
+    def __init__(self, frame: FrameType | None, function: Any = None) -> None:
+        self.function: Any = function
         self.frames: list[FrameType] = []
         self.owners: list[Any] = []
         while frame is not None:
@@ -125,7 +130,7 @@ class Held:
 
     Attributes:
         ids: of its objects.
-        data: ids of what its loaders take their batches from: datasets, samplers.
+        data: ids of its loaders' datasets and samplers.
         storages: addresses of its tensors' memory.
         samples: of its tensors, and of those that `state_dict()` makes for it.
         shapes: of the parameters that are trained, and of all others of its models.
@@ -137,7 +142,7 @@ class Held:
         self.ids = frozenset(map(id, [*parts.all.values(), *parts.replicated.values(), *modules]))
         self.ids |= drawn_from({name: one for name, one in parts.all.items() if not isinstance(one, DataLoader)})
         self.ids |= {id(one) for loader in loaders for one in _drawn(loader)}
-        self.data = frozenset(id(one) for loader in loaders for one in (loader.dataset, *_samplers(loader)))
+        self.data = frozenset(id(one) for loader in loaders for one in (loader.dataset, *samplers(loader)))
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
         gradients = [one.grad for one in parts.parameters() if one.grad is not None]
@@ -155,11 +160,7 @@ def weights_of(parts: Parts) -> frozenset[bytes]:
 
 def _drawn(loader: Any) -> Iterator[Any]:
     """Generators that the place of a loader keeps."""
-    yield from filter(None, (getattr(one, "generator", None) for one in (loader, *_samplers(loader))))
-
-
-def _samplers(loader: Any) -> tuple[Any, ...]:
-    return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+    yield from filter(None, (getattr(one, "generator", None) for one in (loader, *samplers(loader))))
 
 
 def _tensors(value: Any, depth: int = 8) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A few numbers of what the script holds, by which two moments are compared. Nothing of the script is called."""
+"""Samples of tensors, arrays and lists, to compare two moments. No code of the script is called."""
 
 import hashlib
 from collections import deque
@@ -49,7 +49,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def row_of(value: Any) -> bytes | None:
-    """A digest of a list of numbers, texts, and lists of them; of a long one of a few items. None for anything else."""
+    """Return a digest of a list of numbers, texts and such lists, sampled if it is long; None for anything else."""
     if type(value) not in _ROWS:
         return None
     leaves: list[str] = []
@@ -67,7 +67,7 @@ def ends_of(array: Any) -> bytes:
 
 
 def _add_leaves(value: Any, leaves: list[str], depth: int) -> bool:
-    """Add what stands in it as text; whether there is nothing else."""
+    """Append its numbers and texts to `leaves`. Return False if it holds anything else."""
     kind = type(value)  # a subclass of the script's has methods of its own
     if kind in _LEAVES:
         if kind is int and value.bit_length() > _LONG_BITS:

@@ -1,4 +1,4 @@
-"""What the script's text does with an attribute, key or variable of a name: changes it, reads it, seeds it.
+"""Statements of the script that change, read or seed an attribute, key or variable of a given name.
 
 Rules:
 
@@ -62,7 +62,7 @@ def carried_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
 
 
 def shuffled_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
-    """`file:line` where a list of this name is shuffled as it is, and not made anew before."""
+    """Return `file:line` where a list of this name is shuffled in place, in a function that does not reset it."""
     for _, file, tree in texts:
         nodes = list(walk_tree(tree, inner=True))
         if any(_makes_anew(node, name) for node in nodes):
@@ -74,7 +74,7 @@ def shuffled_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
 
 
 def _makes_anew(node: ast.AST, name: str) -> bool:
-    """Whether a list has an order afterwards that does not depend on the one before."""
+    """Return whether a statement gives a list an order that does not depend on its former one."""
     if isinstance(node, ast.AnnAssign):
         return node.value is not None and last_name(node.target) == name
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("sort", "clear"):
@@ -87,7 +87,7 @@ def _asks_length_or_sorts(call: ast.Call) -> bool:
 
 
 def _is_made_from(node: ast.Assign, name: str) -> bool:
-    """Whether something of this name is set from itself: not from its length, nor an attribute from a variable."""
+    """Return whether it is set from its own value: not from its length, and an attribute not from a variable."""
     value = node.value
     lengths = [one for one in ast.walk(value) if isinstance(one, ast.Call) and _asks_length_or_sorts(one)]
     apart = {id(inner) for one in lengths for inner in ast.walk(one)}
@@ -105,8 +105,8 @@ def _shuffles(call: ast.Call, name: str) -> bool:
     return called == "shuffle" and any(last_name(one) == name for one in call.args)
 
 
-def kept_first(texts: Iterable[tuple[str, str, ast.AST]]) -> dict[str, str]:
-    """What is set if it is not there yet, from what a step has given: `file:line` by the name that it is set by."""
+def set_once(texts: Iterable[tuple[str, str, ast.AST]]) -> dict[str, str]:
+    """Return values that are set only where they are missing, from a batch or loss: `file:line` by attribute or key."""
     found: dict[str, str] = {}
     for method, file, tree in texts:
         for asked in walk_tree(tree, inner=True):
@@ -121,7 +121,7 @@ def kept_first(texts: Iterable[tuple[str, str, ast.AST]]) -> dict[str, str]:
 
 
 def _asks_for(test: ast.AST, name: str) -> bool:
-    """Whether a condition asks if something of this name is there: is not None, not empty, in a table."""
+    """Return whether a condition tests for this name: `is None`, `not`, `in`, `hasattr`."""
     for node in ast.walk(test):
         if isinstance(node, ast.Compare):
             others = [node.left, *node.comparators]
@@ -132,12 +132,12 @@ def _asks_for(test: ast.AST, name: str) -> bool:
         elif isinstance(node, ast.UnaryOp):
             if isinstance(node.op, ast.Not) and last_name(node.operand) == name:
                 return True
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr" and _says(node, name):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr" and _has_argument(node, name):
             return True
     return False
 
 
-def _says(call: ast.Call, name: str) -> bool:
+def _has_argument(call: ast.Call, name: str) -> bool:
     return any(getattr(one, "value", None) == name for one in call.args)
 
 
@@ -146,7 +146,7 @@ def _is_nothing(node: ast.AST) -> bool:
 
 
 def _is_given(node: ast.AST, function: ast.AST, *, is_method: bool) -> bool:
-    """Whether an assignment uses what the function was called with, and not its shape alone."""
+    """Return whether an assignment uses a value of an argument, not only its shape."""
     arguments = getattr(function, "args", None)
     given = {one.arg for one in arguments.args[is_method:]} if isinstance(arguments, ast.arguments) else set()
     sets = [one for one in walk_tree(function) if isinstance(one, ast.Assign)]
@@ -169,7 +169,7 @@ def _is_given(node: ast.AST, function: ast.AST, *, is_method: bool) -> bool:
 
 
 def _uses_value(value: ast.AST, names: set[str]) -> bool:
-    """Whether an expression uses one of these names, other than for its shape, its length, or as an index."""
+    """Return whether an expression uses the value of one of these names, not its shape or length or as an index."""
     left = [value]
     while left:
         one = left.pop()
@@ -177,9 +177,10 @@ def _uses_value(value: ast.AST, names: set[str]) -> bool:
             return True
         if isinstance(one, ast.Subscript):
             left.append(one.value)
-        elif not (isinstance(one, ast.Attribute) and one.attr in _SHAPE) and not (
-            isinstance(one, ast.Call) and getattr(one.func, "id", "") in ("len", "open")
-        ):
+            continue
+        shape = isinstance(one, ast.Attribute) and one.attr in _SHAPE
+        length = isinstance(one, ast.Call) and getattr(one.func, "id", "") in ("len", "open")
+        if not shape and not length:
             left.extend(ast.iter_child_nodes(one))
     return False
 

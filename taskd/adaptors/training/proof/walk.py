@@ -10,8 +10,6 @@ Rules:
 """
 
 import dataclasses
-import functools
-import sys
 import time
 import weakref
 from collections import deque
@@ -23,7 +21,7 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.groups.sites import is_users, is_users_class
 from taskd.adaptors.training.proof.samples import ends_of, is_of_numbers, row_of, sample, storage_of
 from taskd.adaptors.training.script.generators import state_of_generator
 from taskd.adaptors.training.tree import is_numpy
@@ -205,7 +203,7 @@ class Walk:
     def _is_kept(self, step: _Step) -> bool:
         """Whether an object of the script's, or a variable that no call makes anew, has this number."""
         is_variable = step.root.anew and (step.holder is None or step.holder is step.root)
-        own = step.holder is None or is_scripts(step.owned_by) or step.owned_by in (FunctionType, dict)
+        own = step.holder is None or is_users_class(step.owned_by) or step.owned_by in (FunctionType, dict)
         return own and not step.foreign and not is_variable and not step.root.in_part
 
     def _tensor(self, step: _Step) -> None:
@@ -243,7 +241,7 @@ class Walk:
         elif isinstance(value, MethodType):
             yield dataclasses.replace(step, value=value.__self__, depth=step.depth + 1)
         elif isinstance(value, type):
-            if is_scripts(value):
+            if is_users_class(value):
                 own = [(name, one) for name, one in vars(value).items() if isinstance(one, _PLAIN)]
                 yield from self._attributes(step, own, value)
         elif not isinstance(value, ModuleType):
@@ -277,7 +275,7 @@ class Walk:
 
     def _of_object(self, step: _Step) -> Iterator[_Step]:
         value, kind = step.value, type(step.value)
-        own = is_scripts(kind)
+        own = is_users_class(kind)
         module = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
         if not own and not module and is_passed_over(kind):
             return
@@ -335,16 +333,6 @@ def content_of(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
-
-
-def is_scripts(kind: type) -> bool:
-    """Whether a class is written in a file of the script's."""
-    return _is_scripts_module(kind.__module__) if isinstance(kind.__module__, str) else False
-
-
-@functools.lru_cache(maxsize=4096)
-def _is_scripts_module(name: str) -> bool:
-    return is_users(str(getattr(sys.modules.get(name), "__file__", None) or "<none>"))
 
 
 def is_passed_over(kind: type) -> bool:

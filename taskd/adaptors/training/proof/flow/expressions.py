@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from torch.utils.data import DataLoader, Sampler
 
+from taskd.adaptors.training.data.indices import samplers
 from taskd.adaptors.training.proof.flow.counting import AlignedCounts
 from taskd.adaptors.training.proof.flow.meanings import is_part, is_plain
 from taskd.adaptors.training.proof.flow.scope import Closure, Scope, assigned, member, names_in
@@ -58,7 +59,8 @@ class Expressions:
         self.part_ids = frozenset(
             id(part) for part in parts.values() if id(part) not in loaders and not isinstance(part, Sampler)
         )
-        self.data_ids = frozenset(id(one) for part in parts.values() for one in _data_of(part))
+        torchs = [part for part in parts.values() if isinstance(part, DataLoader)]
+        self.data_ids = frozenset(id(one) for loader in torchs for one in (loader.dataset, *samplers(loader)))
         self.findings: dict[Taint, tuple[str, str]] = {}
         self.right: set[Taint] = set()
         self.frames: list[Scope] = []
@@ -340,10 +342,3 @@ _KINDS: Final[dict[type, Callable[[Any, Any], Value]]] = {
     ast.YieldFrom: Expressions._yield_from,
     ast.Call: lambda self, node: self.call(node),
 }
-
-
-def _data_of(part: Any) -> tuple[Any, ...]:
-    """What a loader takes its batches from, if a part is one of torch's."""
-    if not isinstance(part, DataLoader):
-        return ()
-    return part.dataset, part.sampler, part.batch_sampler, getattr(part.batch_sampler, "sampler", None)
