@@ -91,12 +91,17 @@ def test_gradients_that_another_optimizer_is_to_step_do_not_count() -> None:
 def test_small_differences_of_gradients_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where kernels need not be deterministic. On a CPU they are."""
     model, _, parts = made()
+    grad_of(model, "2.weight").fill_(1.0)
     on_cpu = StepDigests.of(parts)
     monkeypatch.setattr(step_digests, "_may_vary", lambda _parameter: True)
     before = StepDigests.of(parts)
     grad_of(model, "2.weight").mul_(1 + 1e-6)
     assert before.is_noise(StepDigests.of(parts))
     assert not on_cpu.is_noise(StepDigests.of(parts))
+    grad_of(model, "2.bias").zero_()
+    before = StepDigests.of(parts)
+    grad_of(model, "2.bias").add_(1e-5)
+    assert before.is_noise(StepDigests.of(parts)), "rounding alone is in it, as in the bias of attention's keys"
     grad_of(model, "2.weight").mul_(1.01)
     assert not before.is_noise(StepDigests.of(parts)), "a counter may do that"
     torch.rand(1)
