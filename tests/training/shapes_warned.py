@@ -1,5 +1,7 @@
 """Training functions of which something is warned, or nearly: as scripts write them."""
 
+import shutil
+
 import torch
 
 from taskd.adaptors.training.state import TrainState
@@ -78,6 +80,51 @@ def another_kind():
     except KeyboardInterrupt:
         print("stopped by hand")
         raise
+
+
+def cleans_up():
+    try:
+        for _ in range(state.step, 5):
+            state.commit()
+    finally:
+        print("over")
+        shutil.rmtree("cache")
+
+
+def cleans_up_after_all():
+    try:
+        for _ in range(state.step, 5):
+            state.commit()
+    except BaseException:
+        shutil.rmtree("cache")
+        raise
+
+
+def closes():
+    log = open("log", "a")  # noqa: SIM115 - as scripts do
+    try:
+        for _ in range(state.step, 5):
+            state.commit()
+    finally:
+        print("over", file=log)
+        log.close()
+
+
+def cleans_up_elsewhere():
+    for _ in range(state.step, 5):
+        state.commit()
+    try:
+        evaluate()
+    finally:
+        shutil.rmtree("cache")
+
+
+def sets_back():
+    for _ in range(state.step, 5):
+        try:
+            state.commit()
+        finally:
+            torch.set_grad_enabled(True)
 
 
 def elsewhere():

@@ -79,7 +79,24 @@ def test_an_error_that_the_script_handles_as_the_last_one(how: str, caplog: pyte
 def test_a_look_at_a_batch_as_an_epoch_begins(how: str, weight: Weight) -> None:
     """A step that is done twice would look at another batch: the self-check does none twice then."""
     findings = read(getattr(shapes_warned, how))
-    assert [(one.weight, one.shows) for one in findings] == [(weight, True)]
+    assert [(one.weight, "looks at a batch" in one.hinders) for one in findings] == [(weight, True)]
+
+
+@pytest.mark.parametrize(
+    ("how", "by"),
+    [
+        ("cleans_up", "finally"),
+        ("cleans_up_after_all", "except"),
+        *((how, "") for how in ("closes", "cleans_up_elsewhere", "ends", "sets_back")),
+    ],
+)
+def test_what_is_done_whatever_leads_out_of_the_training(how: str, by: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A step that is done twice would come by there, in a healthy job: the self-check does none twice then."""
+    hinders = enter(peer := Peer(), getattr(shapes_warned, how)).hinders_proof
+    assert (f"by {by!r}: a job without a fault must not come there" in hinders) is bool(by)
+    assert bool(hinders) is bool(by)
+    assert ("shapes_warned.py" in caplog.text) is (how in ("ends", "cleans_up_after_all"))
+    assert not peer.refused
 
 
 @pytest.mark.parametrize(("how", "found"), [("goes_through_all_again", False), ("begins_anew", True)])
@@ -138,8 +155,10 @@ class Peer:
         self.refused = no_rebuild
 
 
-def enter(peer: Any, function: Callable[[], None] = shapes_found.critic, *, tells: bool = True) -> None:
-    refuse_inexact(function, NOTHING, state, Refusals(peer.refuse, tells), peer)
+def enter(peer: Any, function: Callable[[], None] = shapes_found.critic, *, tells: bool = True) -> Refusals:
+    refusals = Refusals(peer.refuse, tells)
+    refuse_inexact(function, NOTHING, state, refusals, peer)
+    return refusals
 
 
 @pytest.mark.parametrize("tells", [True, False])

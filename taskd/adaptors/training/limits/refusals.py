@@ -50,8 +50,8 @@ class Refusals:
         self._first_step = self._anew = ""
         self.warned = False
         """Whether something was found that is not refused."""
-        self.shows = ""
-        """`file:line` where the script looks at a batch as an epoch begins: a step done twice gets another one."""
+        self.hinders_proof = ""
+        """Why the self-check does no step twice in this script; "" if nothing of its text speaks against it."""
 
     @property
     def of_newcomers(self) -> bool:

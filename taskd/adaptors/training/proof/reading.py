@@ -29,6 +29,7 @@ from taskd.runtime.worker.worker import WorkerLink
 
 _log = logging.getLogger(__name__)
 _MOST_TOLD: Final = 5
+_LOOKS: Final = "{} looks at a batch, and would get another one in a step that is done twice"
 
 
 class Weight(Enum):
@@ -47,14 +48,14 @@ class ReadFinding(NamedTuple):
         text: what was found there, and what a recovery makes of it.
         remedy: what to write in its place.
         weight: what it means for the job.
-        shows: whether it shows when a step is done twice. The self-check does no step twice then.
+        hinders: why the self-check does no step twice then; "" if it may.
     """
 
     line: str
     text: str
     remedy: str
     weight: Weight = Weight.REFUSED
-    shows: bool = False
+    hinders: str = ""
 
 
 def refuse_inexact(
@@ -73,7 +74,7 @@ def refuse_inexact(
     except Exception:  # noqa: BLE001 - whatever it is, it is no reason not to train
         _log.warning("the training function could not be read, and is not judged", exc_info=True)
         return
-    refusals.shows = next((one.line for one in findings if one.shows), "")
+    refusals.hinders_proof = next((one.hinders for one in findings if one.hinders), "")
     worth_telling = [one for one in findings if one.weight is not Weight.NOTED]
     told = worth_telling[:_MOST_TOLD]
     if len(worth_telling) > len(told):
@@ -243,7 +244,7 @@ def _of_look(source: Taint, used: str) -> ReadFinding:
         "none left, and it raises StopIteration",
         f"Give it a default, next(iter({source.loader}), None), or look at a batch of another loader.",
         Weight.WARNED,
-        shows=True,
+        _LOOKS.format(used),
     )
 
 
@@ -253,8 +254,14 @@ def _of_look_with_default(source: Taint, used: str) -> ReadFinding:
         f"{used} looks at a batch of {source.loader!r} as an epoch begins",
         "",
         Weight.NOTED,
-        shows=True,
+        _LOOKS.format(used),
     )
+
+
+def _of_leaving_for_good(source: Taint, used: str) -> ReadFinding:
+    del used
+    text = f"{source.place} is reached whenever something leads out of the function, by {source.name!r}"
+    return ReadFinding(source.place, text, "", Weight.NOTED, f"{text}: a job without a fault must not come there")
 
 
 def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
@@ -277,6 +284,7 @@ _WORDS: Final = {
     TaintKind.CALLS: _of_calls,
     TaintKind.LEAVES: _of_leaving,
     TaintKind.HANDLES: _of_handler,
+    TaintKind.ENDS: _of_leaving_for_good,
     TaintKind.EMPTY: _of_look,
     TaintKind.LOOKS: _of_look_with_default,
     TaintKind.AGAIN: _of_epochs_change,

@@ -101,22 +101,26 @@ class SelfCheckRun:
         world_size = dist.get_world_size()
         self._file = VerdictFile(config.run_dir / config.job_id, world_size)
         known = self._file.read()
-        if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
-            self._known_exact = known.outcome is CheckOutcome.EXACT
-            self._heed(known)
-            return
-        if config.generation or self._recovery.commits:
-            return
+        is_known = known is not None and (
+            known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO
+        )
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
-        self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
+        begins = not config.generation and not self._recovery.commits
+        if known is not None and is_known:
+            self._known_exact = known.outcome is CheckOutcome.EXACT
+            self._heed(known)
+            if begins:  # ranks on a new node would wait for this one
+                agreement.object("leave", f"in an earlier start on its node {known.text}")
+        elif begins:
+            self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
 
     def _hindered(self) -> str:
         if self._writes.found:
             return self._writes.found
         refusals = self._runtime.refusals
-        if refusals.shows:
-            return f"{refusals.shows} looks at a batch, and would get another one in a step that is done twice"
+        if refusals.hinders_proof:
+            return refusals.hinders_proof
         if refusals.of_newcomers:
             return "at a fault all processes start anew in any case"
         return "the training is known not to be exact" if refusals.warned else ""

@@ -20,6 +20,30 @@ from taskd.adaptors.training.proof.flow.values import (
     join,
 )
 
+_ALL: Final = ("BaseException",)
+_COLLECTIVES: Final = (*_ALL, "Exception", "RuntimeError", "DistError", "DistBackendError")
+"""What catches the error that torch raises of a collective which a fault has interrupted."""
+_TWICE: Final = frozenset(
+    {
+        *(
+            "print",
+            "debug",
+            "info",
+            "warning",
+            "error",
+            "exception",
+            "log",
+            "format",
+            "len",
+            "str",
+            "time",
+            "perf_counter",
+        ),
+        *("close", "flush", "stop", "step", "update", "train", "eval", "enable", "disable", "collect", "empty_cache"),
+    }
+)
+"""Functions that may stand in a `finally` which is run once more: by their names, as readers of a script know them."""
+
 
 class Statements(Loops):
     """Reads statements."""
@@ -164,9 +188,15 @@ class Statements(Loops):
         if frame.env is not None:
             self.run_block(node.orelse)
         after: Env | None = frame.env
+        ends = next(filter(_does_something, node.finalbody), None)
+        if ends is not None and self.commits(node):
+            self.find(Taint(TaintKind.ENDS, "finally", frame.place(ends)), ends)
         for handler in node.handlers:
-            if _catches_collectives(handler) and _ends_the_training(handler) and self.commits(node):
-                self.find(Taint(TaintKind.HANDLES, "except", frame.place(handler)), handler)
+            if _ends_the_training(handler) and self.commits(node):
+                if _catches(handler, _COLLECTIVES):
+                    self.find(Taint(TaintKind.HANDLES, "except", frame.place(handler)), handler)
+                if _catches(handler, _ALL):
+                    self.find(Taint(TaintKind.ENDS, "except", frame.place(handler)), handler)
             frame.env = None if broken is None else broken.copy()
             if handler.name:
                 self._bind_name(handler.name, PLAIN)
@@ -274,11 +304,16 @@ def _named(value: Value, name: str) -> Value:
     return value._replace(taints=others | {one._replace(name=name) for one in found})
 
 
-def _catches_collectives(handler: ast.ExceptHandler) -> bool:
-    """Whether it catches what torch raises of a collective that a fault has interrupted."""
+def _catches(handler: ast.ExceptHandler, names: tuple[str, ...]) -> bool:
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    names = ("Exception", "BaseException", "RuntimeError", "DistError", "DistBackendError")
     return any(kind is None or getattr(kind, "attr", getattr(kind, "id", "")) in names for kind in kinds)
+
+
+def _does_something(statement: ast.stmt) -> bool:
+    """Whether a statement calls anything but what closes, shows or sets, which may be done twice."""
+    calls = [one.func for one in inside(statement) if isinstance(one, ast.Call)]
+    names = [getattr(one, "attr", getattr(one, "id", "")) for one in calls]
+    return any(name not in _TWICE and not name.startswith("set_") for name in names)
 
 
 def _ends_the_training(handler: ast.ExceptHandler) -> bool:
