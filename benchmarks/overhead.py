@@ -14,8 +14,8 @@
   show it: two plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
 - `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
-- `checked_commit_us`: how much longer a commit takes in a job that checks itself (`TASKD_SELF_CHECK=auto`), behind its
-  first 80 steps: difference of the medians. Nothing of the self-check runs between commits then.
+- `checked_commit_us`: how much longer a commit takes than in a job with `TASKD_SELF_CHECK=off`, behind the first 80
+  steps: difference of the medians. Nothing of the self-check runs between commits then.
 - `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).
 - `background`: processor time of all threads of the rank other than the one that trains, as a share of one core, from
   /proc; and the same for plain torchrun. `beside` is that of all other processes of the job: torchrun with the manager,
@@ -52,7 +52,7 @@ from benchmarks.job import (
 from benchmarks.trainers.names import LIBRARIES
 
 SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
-_FIRST_CHECKED = 80
+_FIRST = 80
 """Steps behind which a job that checks itself has looked at all that it looks at in each commit."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USUAL = {"repeats": 8, "pairs": 500, "steps": 3, "samples": 200}
@@ -61,16 +61,16 @@ _TRAINER_USUAL = {"repeats": 2, "pairs": 12, "steps": 30, "samples": 0}
 
 
 def measure_job(
-    directory: Path, args: argparse.Namespace, *, taskd: bool, checks: bool = False
+    directory: Path, args: argparse.Namespace, *, taskd: bool, checks: bool = True
 ) -> tuple[dict[str, list[float]], tuple[float, float]]:
     """Run one job: what its rank found, and the shares of a core of its other threads and of all other processes."""
     directory.mkdir()
     go, out = directory / "go", directory / "out.json"
     os.mkfifo(go)
     words: list[object] = ["--go", go, "--out", out, "--pairs", args.pairs, "--steps", args.steps]
+    words += ["--first", _FIRST]
     env = taskd_environment(directory / "run") if taskd else stock_environment()
-    env |= {"TASKD_SELF_CHECK": "auto"} if checks else {}
-    words += ["--first", _FIRST_CHECKED] if checks else []
+    env |= {} if checks else {"TASKD_SELF_CHECK": "off"}
     command = torchrun([SCRIPT, *words, *([] if taskd else ["--plain"])], 1)
     with started(command, env, directory / "job.log") as job:
         if taskd:
@@ -142,15 +142,15 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
         entry = {name: round(statistics.median(values), 5) for name, values in figures.items()}
         entry.update(background=round(share[0], 5), beside=round(share[1], 5))
         say(args.json, {"repeat": repeat, **entry}, f"repeat {repeat}: {entry}")
-    checked: list[float] = []
+    unchecked: list[float] = []
     for repeat in range((args.repeats + 1) // 2):
-        found, _ = measure_job(directory / f"checked-{repeat}", args, taskd=True, checks=True)
-        checked += found["commit_us"]
+        found, _ = measure_job(directory / f"unchecked-{repeat}", args, taskd=True, checks=False)
+        unchecked += found["commit_us"]
     _, plain = measure_job(directory / "plain", args, taskd=False)
     median = {name: statistics.median(values) for name, values in pooled.items()}
     return {
         "commit_us": round(median["commit_us"], 2),
-        "checked_commit_us": round(statistics.median(checked) - median["commit_us"], 2),
+        "checked_commit_us": round(median["commit_us"] - statistics.median(unchecked), 2),
         "step_overhead": round(median["wall"] - 1, 5),
         "step_overhead_interval": [round(bound - 1, 5) for bound in interval(of_jobs)],
         "constructor_us": round(constructor_us(args.samples), 1),

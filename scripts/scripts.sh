@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Plays scripts as users write them under torchrun with taskd, each with two kills at seeded moments, or with kills at the
 # places that the catalog names, and undisturbed beside it: in place and identical, or refused beforehand with file and
-# line, or restarted with stock torchrun's own result; never silently different. About 15 minutes on 2 cores. Exit status 0
-# if nothing was silent and nothing failed. --open plays the shapes that issue 36 has still to mend, which fail nothing;
-# --unseen those that were written without a look at what taskd checks;
-# --self-check sets TASKD_SELF_CHECK=auto; --walks-alone too, and takes all of it but the walks over the state out.
+# line, or restarted with stock torchrun's own result; never silently different. About 60 minutes on 2 cores. Exit status 0
+# if nothing was silent, nothing failed, and the self-check's verdict was wrong for none.
+# --unseen plays those that were written without a look at what taskd checks. --mutation plays those that need the self-check:
+# "unchecked" without it (at least 12 must be silent), "walks-alone" with its walks alone (at least 6 must be refused).
 #
-#   bash scripts/scripts.sh [--json] [--only NAME] [--open | --unseen] [--self-check | --walks-alone] [--list] [--random-kills N] [--seed S] [--keep]
+#   bash scripts/scripts.sh [--json] [--only NAME] [--unseen | --mutation unchecked|walks-alone] [--list] [--random-kills N] [--seed S] [--keep]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"

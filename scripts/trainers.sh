@@ -2,10 +2,9 @@
 # Trains with the libraries that people use (Hugging Face's Trainer, accelerate, Lightning, torchtitan, DeepSpeed, Megatron-core,
 # Ray), and kills ranks at inconvenient moments: backward, evaluation, a checkpoint's write, between accumulated parts. Each
 # must go on in place and end as an undisturbed run on the plain library does. The libraries (2 GB) go into .venv-trainers,
-# the first time. Exit status 0 if all did. --self-check sets TASKD_SELF_CHECK=auto, and plays each program undisturbed too: the
-# verdict must be "proven".
+# the first time. Each program is played undisturbed too: the self-check's verdict must be "proven". Exit status 0 if all did.
 #
-#   bash scripts/trainers.sh [--json] [--only TEXT] [--self-check]
+#   bash scripts/trainers.sh [--json] [--only TEXT]
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"

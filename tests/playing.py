@@ -37,22 +37,16 @@ def main(
     prepare: "Callable[[Path], Play[S]]",
     *,
     counted: str = "",
-    checked: "Callable[[Path], Play[S]] | None" = None,
 ) -> int:
     """Play scenarios; 0 if every one went as it should. `prepare` gets a folder for what is done once.
 
-    `counted`: what the last line of JSON calls them, if not by the tool's name. `checked`: used instead of `prepare`
-    with `--self-check`; None: there is no such option.
+    `counted`: what the last line of JSON calls them, if not by the tool's name.
     """
     parser = argparse.ArgumentParser(prog=f"scripts/{tool}.sh", description=about)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each scenario, and one for all of them")
     parser.add_argument("--only", metavar="TEXT", default="", help="only scenarios with this in their name")
     parser.add_argument("--keep", action="store_true", help="keep the folders of scenarios that went well, too")
-    if checked is not None:
-        parser.add_argument("--self-check", action="store_true", help="with TASKD_SELF_CHECK=auto")
     args = parser.parse_args()
-    if checked is not None and args.self_check:
-        prepare = checked
     chosen = [scenario for scenario in scenarios if args.only in scenario.name]
     if not chosen:
         parser.error(f"no scenario has {args.only!r} in its name; there are: {', '.join(s.name for s in scenarios)}")

@@ -234,7 +234,7 @@ STANDBY_SHARED = Setting(
     "then takes some 15 ms longer.",
 )  # fmt: skip
 SELF_CHECK = Setting(
-    "TASKD_SELF_CHECK", None, Format.SELF_CHECK, "off", _AGENT,
+    "TASKD_SELF_CHECK", None, Format.SELF_CHECK, "auto", _AGENT,
     "Has a job find out in its first steps whether it can go on exactly after a fault: the training function is read, "
     "what it changes outside of the state is looked for, and the third step is done twice and compared. With auto, a "
     "job that starts anew does not do a step twice again; with always, each start does.",

@@ -58,7 +58,7 @@ class WorkerConfig:
     places: int = 0
     replicas: int = 0
     per_node: int = 1
-    self_check: SelfCheck = SelfCheck.OFF
+    self_check: SelfCheck = SelfCheck.AUTO
     allows_inexact: bool = False
 
     @classmethod
@@ -154,7 +154,7 @@ class TemplateConfig:
     preload: tuple[str, ...] = ()
     shared: bool = False
     """Whether standbys leave its memory shared until they write to it. Inherited from torchrun's environment."""
-    checks: bool = False
+    checks: bool = True
     """Whether the job checks itself. Inherited like `shared`."""
 
     @classmethod

@@ -13,7 +13,9 @@ from tests.launch import Launcher
 from tests.shim.armed import plain
 
 EXACT = CheckVerdict(outcome=CheckOutcome.EXACT, steps=(3,))
-INEXACT = CheckVerdict(outcome=CheckOutcome.NOT_EXACT, steps=(3,), reason="train.py:31: done again, the batch differs")
+INEXACT = CheckVerdict(
+    outcome=CheckOutcome.NOT_EXACT, steps=(3,), reason="train.py:31: done again, it differs in the batch"
+)
 
 
 def write(job: Records, verdict: CheckVerdict) -> Path:

@@ -196,7 +196,7 @@ def test_a_template_reads_what_its_agent_wrote():
     written = TemplateConfig(Path("/run/t/agent.sock"), 77, ("numpy", "torch.nn"))
     assert TemplateConfig.from_environment(written.environment()) == written
     assert TemplateConfig.from_environment({**written.environment(), "TASKD_STANDBY_SHARED": "on"}).shared
-    assert TemplateConfig.from_environment({**written.environment(), "TASKD_SELF_CHECK": "auto"}).checks
+    assert not TemplateConfig.from_environment({**written.environment(), "TASKD_SELF_CHECK": "off"}).checks
     with pytest.raises(ConfigError, match="TASKD_AGENT_SOCKET is missing"):
         TemplateConfig.from_environment({})
 

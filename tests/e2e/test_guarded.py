@@ -9,7 +9,7 @@ from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
 
-ON: dict[str, str | None] = {"TASKD_SELF_CHECK": "auto", "TASKD_STANDBY": "0"}
+COLD: dict[str, str | None] = {"TASKD_STANDBY": "0"}
 STEPS = 10
 
 
@@ -24,7 +24,7 @@ def stock(make_job: MakeJob, how: str, **plan: Any) -> list[dict[str, Any]]:
 def killed(make_job: MakeJob, how: str, *at: object, **plan: Any) -> Job:
     """Rank 1 is at a point of its script."""
     points = [point("one", 1, *at)]
-    job = make_job(2).start("guarded.py", {"how": how, "steps": STEPS, "points": points, **plan}, env=ON)
+    job = make_job(2).start("guarded.py", {"how": how, "steps": STEPS, "points": points, **plan}, env=COLD)
     job.held("one")
     return job
 

@@ -13,7 +13,7 @@ FOUND = f"counts.py:{COUNTS} counts the batches of 'loader' with 'i', and "
 
 def run(make_job: MakeJob, points: Points, **env: str | None) -> tuple[list[dict[str, object]], str, bool]:
     """What the ranks end with, the output, and whether all started anew; killed where there is a point."""
-    job = make_job(2).start("counts.py", {"points": points}, env={"TASKD_SELF_CHECK": "auto", **env})
+    job = make_job(2).start("counts.py", {"points": points}, env=env)
     restarts = False
     for number, where in enumerate(points, start=1):
         job.kill(where["name"])

@@ -10,7 +10,7 @@ from tests.e2e.job import SCRIPTS, Job
 from tests.e2e.plan import point
 from tests.thorough import everyday
 
-ON: dict[str, str | None] = {"TASKD_SELF_CHECK": "auto", "TASKD_STANDBY": "0"}
+COLD: dict[str, str | None] = {"TASKD_STANDBY": "0"}
 STEPS = 8
 PROVEN = "self-check: exact: proven at step 3"
 SHAPES: dict[str, str] = {
@@ -45,7 +45,7 @@ def entered(job: Job) -> list[str]:
 
 @pytest.mark.parametrize("how", everyday(SHAPES, "plain"))
 def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
-    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS}, env=ON)
+    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS}, env=COLD)
     assert job.end() == 0, job.output
     assert job.results() == results(make_job, how), job.output
     script = SCRIPTS / "self_checked.py"
@@ -62,7 +62,7 @@ def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
 def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: str) -> None:
     """It ends as under plain torchrun, with all restarts left, and no process is kept at a fault."""
     points = [point("killed", 1, 5, "begin")] if how == "counter" else []
-    env = ON | {"TASKD_MAX_RESTARTS": "1"}
+    env = COLD | {"TASKD_MAX_RESTARTS": "1"}
     job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS, "points": points}, env=env)
     if points:
         job.kill("killed")
@@ -81,7 +81,7 @@ def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: st
 def test_what_is_taken_in_goes_on(make_job: MakeJob, how: str) -> None:
     """In a process that is kept, and in a new one, which gets it from a peer. The step is proven with it."""
     points = [point("killed", 1, 5, "begin")]
-    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS, "points": points}, env=ON)
+    job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS, "points": points}, env=COLD)
     job.kill("killed")
     assert not job.recovered(1)["restart"]
     assert job.end() == 0, job.output
@@ -93,7 +93,7 @@ def test_what_is_taken_in_goes_on(make_job: MakeJob, how: str) -> None:
 
 @pytest.mark.thorough
 def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
-    job = make_job(2).start("self_checked.py", {"how": "unseeded", "steps": STEPS}, env=ON)
+    job = make_job(2).start("self_checked.py", {"how": "unseeded", "steps": STEPS}, env=COLD)
     assert job.end() == 0, job.output
     assert "the self-check has changed the training, which is not exact: " in job.output
     assert len(job.named("recovered")) == 1
@@ -103,7 +103,7 @@ def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
 def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> None:
     """It is recovered from as any other; nothing is proven then."""
     points = [point("first", who, 2, "begin"), point("again", who, 2, "begin")]
-    job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=ON)
+    job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=COLD)
     job.held("first")
     job.release("first")
     job.kill("again")
@@ -116,7 +116,7 @@ def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> 
 def test_a_verdict_is_not_proven_again(make_job: MakeJob) -> None:
     """By processes that start anew in the same job."""
     points = [point("all", rank, 5, "begin") | {"name": f"all-{rank}"} for rank in range(2)]
-    job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=ON)
+    job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=COLD)
     job.kill("all-0", "all-1")
     assert job.end() == 0, job.output
     assert job.output.count(PROVEN) == 1

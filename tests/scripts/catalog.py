@@ -32,7 +32,7 @@ class Script:
         launch: what starts it: torchrun, or "python" alone.
         shape: number of the shape that it is an instance of, in the list of shapes that issue 36 is about; 0: none.
         places: where its kills strike, one for each; none: two, drawn from the seed.
-        open: item of issue 36 that is to find it, while it ends otherwise than allowed. It is played by `--open` alone.
+        needs_check: the self-check alone finds it. Without the self-check it ends otherwise than allowed.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Script:
     launch: str = "torchrun"
     shape: int = 0
     places: tuple[Place, ...] = ()
-    open: str = ""
+    needs_check: bool = False
 
     @property
     def path(self) -> Path:
@@ -140,7 +140,9 @@ SCRIPTS = (
     Script("no_sdk", (RESTARTED,), "it starts from the beginning, as under stock torchrun"),
     Script("no_sdk_snapshot", (RESTARTED,), "it starts from its own snapshot, as under stock torchrun"),
     *(
-        Script(shape.name, shape.allowed, shape.why, shape=shape.number, places=shape.places, open=shape.open)
+        Script(
+            shape.name, shape.allowed, shape.why, shape=shape.number, places=shape.places, needs_check=shape.needs_check
+        )
         for shape in SHAPES
     ),
 )

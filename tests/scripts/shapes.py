@@ -18,7 +18,7 @@ class Shape:
         name: name of the script.
         why: what is hard about it.
         places: where its kills strike.
-        open: item of the issue that is to find it, while it ends otherwise than allowed.
+        needs_check: the self-check alone finds it. Without the self-check it ends otherwise than allowed.
         allowed: what may become of it: anything but silence.
     """
 
@@ -26,7 +26,7 @@ class Shape:
     name: str
     why: str
     places: tuple[Place, ...]
-    open: str = ""
+    needs_check: bool = False
     allowed: tuple[Grade, ...] = (Grade.IDENTICAL, Grade.REFUSED, Grade.RESTARTED)
 
 
@@ -36,24 +36,28 @@ SHAPES = (
         "split_momentum",
         "each rank has another part of the optimizer's state",
         (Place("step", 12, rank=0), Place("step", 26, rank=1)),
-        open="A.1",
+        needs_check=True,
     ),
     Shape(
         2,
         "sharpness_aware",
         "the optimizer inside of the one in the state has the momentum",
         (Place("climbed", 10), Place("step", 25)),
-        open="A.1",
+        needs_check=True,
     ),
     Shape(
         3,
         "callback_reference",
         "a model of a callback's follows the trained one",
         (Place("backward", 13), Place("backward", 28)),
-        open="A.1",
+        needs_check=True,
     ),
     Shape(
-        4, "callback_shadow", "tensors of a callback's follow the trained ones", (Place("backward", 15),), open="A.1"
+        4,
+        "callback_shadow",
+        "tensors of a callback's follow the trained ones",
+        (Place("backward", 15),),
+        needs_check=True,
     ),
     Shape(5, "early_stopping", "a count beside tensors that stay, behind an epoch", (Place("counted", 1),)),
     Shape(
@@ -73,7 +77,7 @@ SHAPES = (
         "ema_batchnorm",
         "an average of buffers that differ from rank to rank",
         (Place("backward", 17, rank=1),),
-        open="A.1",
+        needs_check=True,
     ),
     Shape(
         9,
@@ -101,43 +105,49 @@ SHAPES = (
         "ema_swapped_after_commit",
         "other weights stand in for the trained ones in an evaluation",
         (Place("evaluation", 2),),
-        open="A.4",
+        needs_check=True,
     ),
-    Shape(13, "ema_swapped_in_epochs", "the same behind an epoch", (Place("evaluation", 2),), open="A.4"),
+    Shape(13, "ema_swapped_in_epochs", "the same behind an epoch", (Place("evaluation", 2),), needs_check=True),
     Shape(
         14,
         "prefetcher",
         "one more batch was handed out than trained on",
         (Place("committed", 12, rank=1), Place("backward", 30)),
-        open="A.2",
+        needs_check=True,
     ),
     Shape(
         15,
         "endless_iterator",
         "the loader's only iterator was made before the state",
         (Place("backward", 20),),
-        open="A.2",
+        needs_check=True,
     ),
-    Shape(16, "counting_wrapper", "a wrapper counts passes for the sampler", (Place("backward", 20),), open="A.2"),
-    Shape(17, "sampler_counts_passes", "a sampler counts its own passes", (Place("backward", 20),), open="A.2"),
-    Shape(18, "enumerate_rate", "the rate follows enumerate", (Place("backward", 20),), open="A.8"),
-    Shape(18, "enumerate_accumulate", "steps are made by enumerate", (Place("backward", 19),), open="A.8"),
-    Shape(18, "enumerate_critic", "one of two optimizers steps by enumerate", (Place("backward", 20),), open="A.8"),
-    Shape(18, "enumerate_break", "epochs end by enumerate", (Place("backward", 12),), open="A.8"),
+    Shape(
+        16, "counting_wrapper", "a wrapper counts passes for the sampler", (Place("backward", 20),), needs_check=True
+    ),
+    Shape(17, "sampler_counts_passes", "a sampler counts its own passes", (Place("backward", 20),), needs_check=True),
+    Shape(18, "enumerate_rate", "the rate follows enumerate", (Place("backward", 20),), needs_check=True),
+    Shape(18, "enumerate_accumulate", "steps are made by enumerate", (Place("backward", 19),), needs_check=True),
+    Shape(
+        18, "enumerate_critic", "one of two optimizers steps by enumerate", (Place("backward", 20),), needs_check=True
+    ),
+    Shape(18, "enumerate_break", "epochs end by enumerate", (Place("backward", 12),), needs_check=True),
     Shape(
         19,
         "leftover_batch",
         "a batch is left over behind an epoch's last step",
         (Place("last of the epoch", 1),),
-        open="A.8",
+        needs_check=True,
     ),
-    Shape(20, "loss_behind_loop", "names of an inner loop that may be empty", (Place("evaluation", 2),), open="A.8"),
+    Shape(
+        20, "loss_behind_loop", "names of an inner loop that may be empty", (Place("evaluation", 2),), needs_check=True
+    ),
     Shape(
         21,
         "stream_with_memory",
         "each pass over an iterable dataset depends on those before",
         (Place("backward", 20),),
-        open="A.2",
+        needs_check=True,
     ),
     Shape(
         22,
@@ -150,7 +160,7 @@ SHAPES = (
         "look_at_batch",
         "an epoch that is begun again has no batch to look at",
         (Place("epoch done", 2),),
-        open="A.8",
+        needs_check=True,
         allowed=_NAMED,
     ),
     Shape(
@@ -158,24 +168,32 @@ SHAPES = (
         "batch_ahead",
         "a batch in the loop's own names was handed out and not trained on",
         (Place("backward", 15),),
-        open="A.8",
+        needs_check=True,
     ),
-    Shape(25, "seed_each_epoch", "random numbers of an epoch's beginning", (Place("backward", 20),), open="A.2"),
+    Shape(25, "seed_each_epoch", "random numbers of an epoch's beginning", (Place("backward", 20),), needs_check=True),
     Shape(
         26,
         "evaluation_workers",
         "a newcomer's first evaluation draws a number that its peers' do not",
         (Place("backward", 20),),
-        open="A.3",
+        needs_check=True,
     ),
     Shape(27, "collator_masks", "workers draw masks in the collator", (Place("backward", 20),)),
     Shape(
-        28, "setup_truncates_log", "a newcomer's set-up empties a file", (Place("backward", 15, rank=0),), open="A.6"
+        28,
+        "setup_truncates_log",
+        "a newcomer's set-up empties a file",
+        (Place("backward", 15, rank=0),),
+        needs_check=True,
     ),
     Shape(
-        28, "setup_run_folder", "a newcomer's set-up makes another folder", (Place("backward", 15, rank=0),), open="A.6"
+        28,
+        "setup_run_folder",
+        "a newcomer's set-up makes another folder",
+        (Place("backward", 15, rank=0),),
+        needs_check=True,
     ),
-    Shape(29, "edited_module", "a newcomer reads another text", (Place("backward", 20),), open="A.3"),
+    Shape(29, "edited_module", "a newcomer reads another text", (Place("backward", 20),), needs_check=True),
     Shape(30, "worker_killed", "a worker of a loader dies, and no rank", (Place("workers", 17),)),
     Shape(31, "sparse_embedding", "sparse gradients", (Place("backward", 12),), allowed=_NAMED),
     Shape(
@@ -189,16 +207,20 @@ SHAPES = (
         "loss_weights",
         "weights of losses in a table of the script's",
         (Place("backward", 20), Place("weighted", 30)),
-        open="A.1",
+        needs_check=True,
     ),
     Shape(
         0,
         "stochastic_depth",
         "an attribute is made from itself as each epoch begins",
         (Place("backward", 31), Place("committed", 40)),
-        open="A.8",
+        needs_check=True,
     ),
     Shape(
-        33, "logged_exceptions", "the script logs what leads it out of its loop", (Place("backward", 15),), open="A.8"
+        33,
+        "logged_exceptions",
+        "the script logs what leads it out of its loop",
+        (Place("backward", 15),),
+        needs_check=True,
     ),
 )

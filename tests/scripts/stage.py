@@ -49,7 +49,7 @@ class Outcome:
             "grade": self.judgement.grade.value,
             "why": self.judgement.why,
             "shape": self.script.shape,
-            "open": self.script.open,
+            "needs_check": self.script.needs_check,
             "verdict": self.verdict.value,
             "kills": [f"rank {rank} at {moment}" for rank, moment in self.killed],
             "seconds": round(self.seconds, 1),

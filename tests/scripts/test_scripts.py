@@ -107,7 +107,7 @@ def test_a_refusal_before_the_first_kill_is_a_verdict(tmp_path: Path) -> None:
     [
         ("self-check: exact: proven at step 3", Verdict.PROVEN),
         ("self-check: unproven: rank 0: the training ended first", Verdict.UNPROVEN),
-        ("self-check: not exact: train.py:3: rank 0: done again, the buffer b differs", Verdict.INEXACT),
+        ("self-check: not exact: train.py:3: rank 0: done again, it differs in the buffer b", Verdict.INEXACT),
         ("self-check: exact: proven at step 3\nx.py:3: at a fault in it all processes start anew", Verdict.INEXACT),
     ],
 )

@@ -74,14 +74,14 @@ class Job:
         return [entry for entry in map(json.loads, lines) if entry["event"] == name]
 
     def told(self) -> list[tuple[int, int, int, int, int]]:
-        """Rank, step, share, number of shares, and ranks of the world."""
+        """Rank, step, share, number of shares, and ranks of the world: once, where a step was done again."""
         lines = [
             (rank, line)
             for rank in range(self.ranks)
             if (path := self.folder / f"shares-{rank}").exists()
             for line in path.read_text().splitlines()
         ]
-        return [(rank, *json.loads(line)) for rank, line in lines if line.endswith("]")]
+        return sorted({(rank, *json.loads(line)) for rank, line in lines if line.endswith("]")})
 
     def steps(self, ranks: int) -> set[int]:
         """The steps that were done in a world of so many."""

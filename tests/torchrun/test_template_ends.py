@@ -154,7 +154,6 @@ def agent(folder: Path, **variables: str) -> Iterator[Agent]:
         "PYTHONPATH": f"{ROOT}:{folder}",
         "OMP_NUM_THREADS": "1",
         "RAN": str(folder),
-        "TASKD_SELF_CHECK": "auto",
         **variables,
     }
     one = Agent(folder, env)

@@ -7,12 +7,4 @@ from tests.trainers.catalog import SCENES
 from tests.trainers.scenes import TrainerStage
 
 if __name__ == "__main__":
-    sys.exit(
-        main(
-            "trainers",
-            __doc__ or "",
-            SCENES,
-            lambda root: TrainerStage(root).play,
-            checked=lambda root: TrainerStage(root, checks={"TASKD_SELF_CHECK": "auto"}).play,
-        )
-    )
+    sys.exit(main("trainers", __doc__ or "", SCENES, lambda root: TrainerStage(root).play))

@@ -10,14 +10,13 @@ Rules:
 4. A scene whose library is not installed fails: `scripts/trainers.sh` installs them all.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.scripts.catalog import IDENTICAL, Script
 from tests.scripts.judge import judge, judge_calm
-from tests.scripts.play import LIMIT_S, NO_CHECKS, Run, play
+from tests.scripts.play import LIMIT_S, Run, play
 from tests.scripts.verdict import Verdict, verdict_in
 
 _STOCK_RUNS = 4
@@ -89,13 +88,13 @@ class TrainerScene:
 
 
 class TrainerStage:
-    """Plays scenes, with `checks` in taskd's environment; undisturbed runs of each program and environment once.
+    """Plays scenes; undisturbed runs of each program and environment once, on the plain library and under taskd.
 
-    With checks an undisturbed run under taskd is played too: it must be proven exact, and equal the plain library's.
+    The one under taskd must be proven exact, and equal the plain library's.
     """
 
-    def __init__(self, root: Path, checks: Mapping[str, str] = NO_CHECKS) -> None:
-        self._root, self._checks = root, checks
+    def __init__(self, root: Path) -> None:
+        self._root = root
         self._undisturbed: dict[tuple[object, ...], Run] = {}
         self._checked: dict[tuple[object, ...], Run] = {}
 
@@ -108,7 +107,7 @@ class TrainerStage:
         recovered = run.named("recovered")
         took_ms = [round(record["phases_ms"].get("total", 0.0)) for record in recovered]
         wrong = self._wrong(scene, run, reference, len(done))
-        if self._checks and reference.status == 0:
+        if reference.status == 0:
             wrong += self._wrong_when_checked(scene, reference)
         verdict = verdict_in(run.output).value
         found = {"name": scene.name, "kills": len(done), "recovered_ms": took_ms, "verdict": verdict, "wrong": wrong}
@@ -147,7 +146,7 @@ class TrainerStage:
 
     def _play(self, scene: TrainerScene, folder: Path, *, kills: bool) -> Run:
         script = scene.script(kills=kills, plain=False)
-        return play(script, folder, taskd=True, limit_s=scene.limit_s, checks=self._checks)
+        return play(script, folder, taskd=True, limit_s=scene.limit_s)
 
     def _reference(self, scene: TrainerScene) -> Run:
         if scene.undisturbed not in self._undisturbed:

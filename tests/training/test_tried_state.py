@@ -225,7 +225,6 @@ def test_a_job_names_it_before_the_fault_and_starts_anew_at_once(launcher: Launc
     job = Job(launcher, run_dir, 2).start(
         "early.py",
         {"steps": 6, "shape": "own_type", "points": [point("one", 1, 3, "begin")]},
-        env={"TASKD_SELF_CHECK": "auto"},
     )
     job.held("one")
     job.says("'stopper' of the TrainState made at")

@@ -361,7 +361,7 @@ def test_a_job_names_it_before_the_fault_and_starts_anew(launcher: Launcher, run
     undisturbed.start("early.py", {"steps": 8, "shape": "average"}, env={"TASKD_PROCESS_ENABLE": None})
     assert undisturbed.end() == 0, undisturbed.output
     plan = {"steps": 8, "shape": "average", "points": [point("one", 1, 6, "begin")]}
-    job.start("early.py", plan, env={"TASKD_SELF_CHECK": "auto"})
+    job.start("early.py", plan)
     job.held("one")
     job.says("average.shadow['weight'] (and 1 more of it) is changed by the training (")
     assert "early.py:" in job.output

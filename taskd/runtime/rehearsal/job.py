@@ -116,8 +116,8 @@ def _environment(place: Workspace, *, taskd: bool) -> dict[str, str]:
     outer = environment()
     kept = {name: value for name, value in outer.items() if not _is_foreign(name)}
     path = [str(place.folder), *(entry for entry in outer.get("PYTHONPATH", "").split(os.pathsep) if entry)]
-    checks = {f"{PREFIX}SELF_CHECK": "auto", f"{PREFIX}INEXACT": "allow"}
-    ours = {f"{PREFIX}RUN_DIR": str(place.run_dir), f"{PREFIX}MANAGER": "embedded", **checks} if taskd else {}
+    names = {"RUN_DIR": str(place.run_dir), "MANAGER": "embedded", "INEXACT": "allow"}
+    ours = {PREFIX + name: value for name, value in names.items()} if taskd else {}
     return {**kept, "PYTHONPATH": os.pathsep.join(path), **ours}
 
 

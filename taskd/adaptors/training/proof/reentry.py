@@ -207,7 +207,7 @@ class ReentryProof:
         now = self._digests(number)
         found = self._first.first_difference(now)
         noise = found is not None and self._first.is_noise(now)
-        against = f"done again, {found} differs" if found is not None and not noise else ""
+        against = f"done again, it differs in {found}" if found is not None and not noise else ""
         agreed = self._agreement.ask("same", "same", _RETURN_S, against=against)
         if agreed != AGREED:
             self._end(CheckOutcome.NOT_EXACT, f"{self._line}: {agreed}")
