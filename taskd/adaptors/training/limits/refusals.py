@@ -71,8 +71,9 @@ class Refusals:
 
     def until_proven(self, *matters: Matter) -> None:
         """Refuse these too, without a warning, until `prove` is called."""
-        self._unproven.update((matter.text, matter) for matter in matters)
-        self._say()
+        if matters:
+            self._unproven.update((matter.text, matter) for matter in matters)
+            self._say()
 
     def prove(self, *, exact: bool) -> None:
         """Drop the refusals of `until_proven` if the training is `exact`; else keep them, with a warning."""
