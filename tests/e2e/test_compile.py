@@ -33,7 +33,7 @@ def test_survivors_keep_their_graphs(make_job: MakeJob, tmp_path: Path, way: str
     assert [one["weights"] for one in job.results()] == [one["weights"] for one in undisturbed.results()]
     survivor, newcomer = job.results()
     at_first, at_self_check, at_return, at_end = survivor["graphs"]
-    assert at_first == 0 < at_self_check == at_return == at_end
+    assert at_first == 0 < at_self_check <= at_return == at_end
     assert newcomer["graphs"][0] == 0 < newcomer["graphs"][-1]
     if compiler == "inductor":
         assert newcomer["hits"] > 0  # kernels that its predecessor has compiled

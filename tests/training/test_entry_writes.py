@@ -34,6 +34,13 @@ def fill(path: Path) -> Path:
     return path
 
 
+def by_a_compiler(folder: Path) -> None:
+    """As inductor writes a header beside its kernels, in a folder of the user's choice."""
+    names: dict[str, object] = {"__name__": "torch._inductor.codecache"}
+    exec("def write(path):\n    path.write_text('header')", names)
+    names["write"](folder / "header.hpp")  # type: ignore[operator]
+
+
 HARMFUL: dict[str, tuple[Callable[[Path], object], str]] = {
     "written": (lambda folder: (folder / "log").write_text("new"), "empties {folder}/log"),
     "opened": (lambda folder: os.close(os.open(folder / "log", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)), "empties"),
@@ -49,6 +56,7 @@ HARMLESS: dict[str, Callable[[Path], object]] = {
     "made": lambda folder: (folder / "runs").mkdir(),
     "cached": lambda folder: (folder / "__pycache__.x").write_text(""),
     "kept in memory": lambda folder: torch.save({}, io.BytesIO()),
+    "compiled": by_a_compiler,
     "temporary": lambda folder: tempfile.NamedTemporaryFile(dir=folder, mode="x", delete=False).close(),
 }
 

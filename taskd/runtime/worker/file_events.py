@@ -9,6 +9,7 @@ Rules:
 import os
 import sys
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import Any, Final
 
 VERBS: Final[Mapping[str, str]] = {
@@ -25,6 +26,8 @@ EMPTIES: Final = "empties"
 WRITES: Final = "writes to"
 _CACHES: Final = ("__pycache__", "torchinductor", "triton", "/dev/", "/proc/")
 """Files of the interpreter and of compilers."""
+_COMPILERS: Final = ("torch._inductor.", "triton.", "torch.utils.cpp_extension")
+"""Modules that write files of their own, wherever the user has put their caches: what they call counts as theirs."""
 Listener = Callable[[str, str], None]
 _listeners: list[Listener] = []
 _hooked: list[bool] = []
@@ -51,7 +54,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
     if not verb or not isinstance(args[0], str | bytes | os.PathLike):
         return
     path = os.fsdecode(args[0])
-    if not any(cache in path for cache in _CACHES):
+    if not any(cache in path for cache in _CACHES) and not _compiles(sys._getframe(1)):
         for listener in tuple(_listeners):
             listener(verb, path)
 
@@ -60,3 +63,11 @@ def _of_open(flags: Any) -> str:
     if not isinstance(flags, int) or not flags & (os.O_WRONLY | os.O_RDWR):
         return ""
     return EMPTIES if flags & os.O_TRUNC else WRITES
+
+
+def _compiles(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
+            return True
+        frame = frame.f_back
+    return False
