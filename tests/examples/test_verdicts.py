@@ -35,7 +35,7 @@ NAMED = {
 
 def said(launcher: Launcher, folder: Path, script: str, *arguments: str) -> str:
     """What an undisturbed job of two ranks writes about itself."""
-    env = {**no_outer_job(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TASKD_RUN_DIR": str(folder / "run")}
+    env = {**no_outer_job(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TASKD_RUN_DIR": str(folder)}
     command = ["python", "-m", "taskd", "run", "--standalone", "--nproc-per-node=2", str(EXAMPLES / script), *arguments]
     status, output = launcher.run(command, env=env, cwd=folder, timeout_s=250)
     assert status == 0, output
@@ -44,16 +44,16 @@ def said(launcher: Launcher, folder: Path, script: str, *arguments: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", everyday(EXACT, "scripts/epochs_with_evaluation.py"))
-def test_a_healthy_script_is_exact(launcher: Launcher, tmp_path: Path, script: str) -> None:
-    output = said(launcher, tmp_path, script, *EXACT[script])
+def test_a_healthy_script_is_exact(launcher: Launcher, run_dir: Path, script: str) -> None:
+    output = said(launcher, run_dir, script, *EXACT[script])
     assert PROVEN in output
     assert not re.search(r"start anew|not exact|keeps it with the state", output), output
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mistake", everyday(NAMED, "ema"))
-def test_a_mistake_is_named(launcher: Launcher, tmp_path: Path, mistake: str) -> None:
-    output = said(launcher, tmp_path, f"scripts/mistake_{mistake}.py")
+def test_a_mistake_is_named(launcher: Launcher, run_dir: Path, mistake: str) -> None:
+    output = said(launcher, run_dir, f"scripts/mistake_{mistake}.py")
     lines = [line for line in output.splitlines() if NAMED[mistake] in line]
     assert lines, output
     assert f"mistake_{mistake}.py:" in lines[0]
