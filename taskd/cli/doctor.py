@@ -206,7 +206,8 @@ def _self_check(run_dir: Path) -> DoctorLine:
     job = read_jobs(run_dir)[-1]
     verdict = job.self_check
     if verdict is None:
-        return DoctorLine("self-check", f"job {job.job_id}: no verdict of its last start ({SELF_CHECK.variable}=auto)")
+        why = f"it has a verdict after its third step, unless {SELF_CHECK.variable}=off"
+        return DoctorLine("self-check", f"job {job.job_id}: no verdict of its last start ({why})")
     remedy = "docs/exactness.md" if verdict.outcome is CheckOutcome.NOT_EXACT else ""
     return DoctorLine("self-check", f"job {job.job_id}: {verdict.text}", remedy)
 
