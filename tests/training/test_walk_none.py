@@ -4,11 +4,13 @@ import copy
 import logging
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from taskd.adaptors.training.proof import looks
 from taskd.adaptors.training.proof.walk import Walk, WalkRoot
@@ -88,6 +90,40 @@ def test_a_loop_over_epochs_with_an_evaluation_is_none() -> None:
     one.state.after_commit(evaluate, every=3)
     assert one.found(over_epochs(one, loader)) == []
     assert seen
+
+
+class Text(IterableDataset[torch.Tensor]):
+    """It knows its own position, which the loader saves."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.at += 1
+            yield torch.full((4,), float(self.at))
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def test_what_a_loader_saves_of_its_dataset_is_none() -> None:
+    """Reached through its iterator, too."""
+    loader = StatefulDataLoader(Text(), batch_size=2)
+    one = Training(data={"loader": loader})
+
+    def train() -> None:
+        batches = iter(loader)
+        while one.state.step < STEPS:
+            one.optimizer.zero_grad()
+            one.network(next(batches)).sum().backward()
+            one.optimizer.step()
+            one.state.commit()
+
+    assert one.found(train) == []
 
 
 def test_what_is_seeded_in_each_step_is_none() -> None:

@@ -29,6 +29,7 @@ from taskd.adaptors.training.script.outside import drawn_from, used_outside
 from taskd.adaptors.training.sharding.own_state import own_state
 from taskd.adaptors.training.sharding.partitions import is_zero
 
+_INNER: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
 _OPTIMIZED: Final = 0x1
 """Of a code's flags: its variables are a function's."""
 _REFERENCES: Final = 3
@@ -109,14 +110,20 @@ def _around(function: Any) -> Iterator[tuple[str, Any]]:
 def _of_parts(parts: Parts) -> Iterator[WalkRoot]:
     for name, part in parts.positions.items():
         if isinstance(part, DataLoader):
-            for inner in ("dataset", "sampler", "batch_sampler", "collate_fn"):
-                value = vars(part).get(inner)
-                if not has_state(value) or (inner == "dataset" and not has_state(part)):  # else it is saved with it
-                    yield WalkRoot(f"{name}.{inner}", value, of_data=True)
+            saved = saved_inside(part)
+            for inner in _INNER:
+                if inner not in saved:
+                    yield WalkRoot(f"{name}.{inner}", vars(part).get(inner), of_data=True)
     for name, part in parts.replicated.items():
         library = isinstance(part, LibraryPart | LRScheduler | torch.amp.GradScaler | torch.nn.Module)
         if not library and own_state(part) is None and not is_zero(part):
             yield WalkRoot(name, part, in_part=True)
+
+
+def saved_inside(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what is saved with the place of a loader, by the loader's attribute."""
+    inner = {name: vars(loader).get(name) for name in _INNER if name != "dataset" or has_state(loader)}
+    return {name: value for name, value in inner.items() if has_state(value)}
 
 
 def _of_module(module: ModuleType, name: Any) -> Any:
@@ -141,7 +148,7 @@ class Held:
         loaders = [one for one in parts.all.values() if isinstance(one, DataLoader)]
         self.ids = frozenset(map(id, [*parts.all.values(), *parts.replicated.values(), *modules]))
         self.ids |= drawn_from({name: one for name, one in parts.all.items() if not isinstance(one, DataLoader)})
-        self.ids |= {id(one) for loader in loaders for one in _drawn(loader)}
+        self.ids |= {id(one) for loader in loaders for one in (*_drawn(loader), *saved_inside(loader).values())}
         self.data = frozenset(id(one) for loader in loaders for one in (loader.dataset, *samplers(loader)))
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
