@@ -67,8 +67,7 @@ def measure_job(
     directory.mkdir()
     go, out = directory / "go", directory / "out.json"
     os.mkfifo(go)
-    words: list[object] = ["--go", go, "--out", out, "--pairs", args.pairs, "--steps", args.steps]
-    words += ["--first", _FIRST]
+    words: list[object] = ["--go", go, "--out", out, "--first", _FIRST, "--pairs", args.pairs, "--steps", args.steps]
     env = taskd_environment(directory / "run") if taskd else stock_environment()
     env |= {} if checks else {"TASKD_SELF_CHECK": "off"}
     command = torchrun([SCRIPT, *words, *([] if taskd else ["--plain"])], 1)

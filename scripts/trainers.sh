@@ -2,7 +2,8 @@
 # Trains with the libraries that people use (Hugging Face's Trainer, accelerate, Lightning, torchtitan, DeepSpeed, Megatron-core,
 # Ray), and kills ranks at inconvenient moments: backward, evaluation, a checkpoint's write, between accumulated parts. Each
 # must go on in place and end as an undisturbed run on the plain library does. The libraries (2 GB) go into .venv-trainers,
-# the first time. Each program is played undisturbed too: the self-check's verdict must be "proven". Exit status 0 if all did.
+# the first time. Each program is played undisturbed too: the self-check's verdict must be the one that the scene names ("proven", but
+# for two of Megatron's). Exit status 0 if all did.
 #
 #   bash scripts/trainers.sh [--json] [--only TEXT]
 set -euo pipefail

@@ -51,6 +51,7 @@ class TrainerScene:
         limit_s: what takes longer hangs.
         nodes: how many torchruns the ranks are shared by.
         folder: where its file is.
+        verdict: expected result of the self-check, without kills.
     """
 
     name: str
@@ -63,6 +64,7 @@ class TrainerScene:
     limit_s: float = LIMIT_S
     nodes: int = 1
     folder: Path = PROGRAMS
+    verdict: Verdict = Verdict.PROVEN
 
     @property
     def undisturbed(self) -> tuple[object, ...]:
@@ -90,7 +92,7 @@ class TrainerScene:
 class TrainerStage:
     """Plays scenes; undisturbed runs of each program and environment once, on the plain library and under taskd.
 
-    The one under taskd must be proven exact, and equal the plain library's.
+    The one under taskd must have the expected verdict, and equal the plain library's.
     """
 
     def __init__(self, root: Path) -> None:
@@ -140,8 +142,9 @@ class TrainerStage:
         run = self._checked[scene.undisturbed]
         judgement, verdict = judge_calm(run, reference), verdict_in(run.output)
         wrong = [] if judgement is None else [f"with the self-check, {judgement.why}; see {run.folder}"]
-        if verdict is not Verdict.PROVEN:
-            wrong.append(f"the self-check's verdict is {verdict.value!r}, expected proven; see {run.folder}")
+        if verdict is not scene.verdict:
+            expected = scene.verdict.value
+            wrong.append(f"the self-check's verdict is {verdict.value!r}, expected {expected!r}; see {run.folder}")
         return wrong
 
     def _play(self, scene: TrainerScene, folder: Path, *, kills: bool) -> Run:

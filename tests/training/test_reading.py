@@ -90,10 +90,10 @@ def test_a_look_at_a_batch_as_an_epoch_begins(how: str, weight: Weight) -> None:
         *((how, "") for how in ("closes", "cleans_up_elsewhere", "ends", "sets_back")),
     ],
 )
-def test_what_is_done_whatever_leads_out_of_the_training(how: str, by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A step that is done twice would come by there, in a healthy job: the self-check does none twice then."""
+def test_no_step_is_done_twice_where_a_script_cleans_up(how: str, by: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Leaving the function for the second time would run the block in a healthy job."""
     hinders = enter(peer := Peer(), getattr(shapes_warned, how)).hinders_proof
-    assert (f"by {by!r}: a job without a fault must not come there" in hinders) is bool(by)
+    assert (f"cleans up in its {by!r} block, which a healthy job runs only at its end" in hinders) is bool(by)
     assert bool(hinders) is bool(by)
     assert ("shapes_warned.py" in caplog.text) is (how in ("ends", "cleans_up_after_all"))
     assert not peer.refused

@@ -27,7 +27,7 @@ WRITES: Final = "writes to"
 _CACHES: Final = ("__pycache__", "torchinductor", "triton", "/dev/", "/proc/")
 """Files of the interpreter and of compilers."""
 _COMPILERS: Final = ("torch._inductor.", "triton.", "torch.utils.cpp_extension")
-"""Modules that write files of their own, wherever the user has put their caches: what they call counts as theirs."""
+"""Modules of compilers. What they call counts as theirs."""
 Listener = Callable[[str, str], None]
 _listeners: list[Listener] = []
 _hooked: list[bool] = []
@@ -54,7 +54,7 @@ def _on_event(event: str, args: tuple[Any, ...]) -> None:
     if not verb or not isinstance(args[0], str | bytes | os.PathLike):
         return
     path = os.fsdecode(args[0])
-    if not any(cache in path for cache in _CACHES) and not _compiles(sys._getframe(1)):
+    if not any(cache in path for cache in _CACHES):
         for listener in tuple(_listeners):
             listener(verb, path)
 
@@ -65,7 +65,9 @@ def _of_open(flags: Any) -> str:
     return EMPTIES if flags & os.O_TRUNC else WRITES
 
 
-def _compiles(frame: FrameType | None) -> bool:
+def is_compilers() -> bool:
+    """Return whether a compiler has caused the present event, wherever the user has put its cache."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_COMPILERS):
             return True

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Final, NamedTuple
 
-from taskd.runtime.worker.file_events import EMPTIES, VERBS, listen, stop_listening
+from taskd.runtime.worker.file_events import EMPTIES, VERBS, is_compilers, listen, stop_listening
 
 _MOST: Final = 200
 _FRAMES: Final = 40
@@ -59,6 +59,8 @@ class SetUpFiles:
     def _note(self, verb: str, path: str) -> None:
         noted = self.emptied if verb == EMPTIES else self.made if verb == VERBS["os.mkdir"] else None
         if noted is None or len(noted) >= _MOST or threading.current_thread() is not threading.main_thread():
+            return
+        if is_compilers():
             return
         path = os.path.abspath(path)
         if verb == EMPTIES or not os.path.lexists(path):

@@ -14,7 +14,7 @@ from typing import Final
 
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.training.proof.torch_writer import TorchWriter
-from taskd.runtime.worker.file_events import VERBS, WRITES, listen, stop_listening
+from taskd.runtime.worker.file_events import VERBS, WRITES, is_compilers, listen, stop_listening
 
 _HARMLESS: Final = (WRITES, VERBS["os.mkdir"])
 
@@ -43,6 +43,8 @@ class EntryWrites:
         self._torch.stop()
 
     def _note(self, verb: str, path: str) -> None:
-        if not self.found and verb not in _HARMLESS and threading.get_ident() == self._thread:
+        if self.found or verb in _HARMLESS or threading.get_ident() != self._thread:
+            return
+        if not is_compilers():
             self.stop()  # to look for the line may raise events
             self.found = f"{script_line()} {verb} {path} each time it is entered"

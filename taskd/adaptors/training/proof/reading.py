@@ -258,10 +258,10 @@ def _of_look_with_default(source: Taint, used: str) -> ReadFinding:
     )
 
 
-def _of_leaving_for_good(source: Taint, used: str) -> ReadFinding:
+def _of_cleaning_up(source: Taint, used: str) -> ReadFinding:
     del used
-    text = f"{source.place} is reached whenever something leads out of the function, by {source.name!r}"
-    return ReadFinding(source.place, text, "", Weight.NOTED, f"{text}: a job without a fault must not come there")
+    text = f"{source.place} cleans up in its {source.name!r} block"
+    return ReadFinding(source.place, text, "", Weight.NOTED, f"{text}, which a healthy job runs only at its end")
 
 
 def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
@@ -284,7 +284,7 @@ _WORDS: Final = {
     TaintKind.CALLS: _of_calls,
     TaintKind.LEAVES: _of_leaving,
     TaintKind.HANDLES: _of_handler,
-    TaintKind.ENDS: _of_leaving_for_good,
+    TaintKind.CLEANS_UP: _of_cleaning_up,
     TaintKind.EMPTY: _of_look,
     TaintKind.LOOKS: _of_look_with_default,
     TaintKind.AGAIN: _of_epochs_change,

@@ -22,7 +22,7 @@ from taskd.adaptors.training.proof.flow.values import (
 
 _ALL: Final = ("BaseException",)
 _COLLECTIVES: Final = (*_ALL, "Exception", "RuntimeError", "DistError", "DistBackendError")
-"""What catches the error that torch raises of a collective which a fault has interrupted."""
+"""Classes that catch the error of an interrupted collective."""
 _TWICE: Final = frozenset(
     {
         *(
@@ -42,7 +42,7 @@ _TWICE: Final = frozenset(
         *("close", "flush", "stop", "step", "update", "train", "eval", "enable", "disable", "collect", "empty_cache"),
     }
 )
-"""Functions that may stand in a `finally` which is run once more: by their names, as readers of a script know them."""
+"""Names of functions that a `finally` block may call twice: they log, close, or set a mode."""
 
 
 class Statements(Loops):
@@ -188,15 +188,15 @@ class Statements(Loops):
         if frame.env is not None:
             self.run_block(node.orelse)
         after: Env | None = frame.env
-        ends = next(filter(_does_something, node.finalbody), None)
-        if ends is not None and self.commits(node):
-            self.find(Taint(TaintKind.ENDS, "finally", frame.place(ends)), ends)
+        cleans_up = next(filter(_cleans_up, node.finalbody), None)
+        if cleans_up is not None and self.commits(node):
+            self.find(Taint(TaintKind.CLEANS_UP, "finally", frame.place(cleans_up)), cleans_up)
         for handler in node.handlers:
             if _ends_the_training(handler) and self.commits(node):
                 if _catches(handler, _COLLECTIVES):
                     self.find(Taint(TaintKind.HANDLES, "except", frame.place(handler)), handler)
                 if _catches(handler, _ALL):
-                    self.find(Taint(TaintKind.ENDS, "except", frame.place(handler)), handler)
+                    self.find(Taint(TaintKind.CLEANS_UP, "except", frame.place(handler)), handler)
             frame.env = None if broken is None else broken.copy()
             if handler.name:
                 self._bind_name(handler.name, PLAIN)
@@ -309,8 +309,8 @@ def _catches(handler: ast.ExceptHandler, names: tuple[str, ...]) -> bool:
     return any(kind is None or getattr(kind, "attr", getattr(kind, "id", "")) in names for kind in kinds)
 
 
-def _does_something(statement: ast.stmt) -> bool:
-    """Whether a statement calls anything but what closes, shows or sets, which may be done twice."""
+def _cleans_up(statement: ast.stmt) -> bool:
+    """Return whether a statement of a `finally` block calls a function that may not be called twice."""
     calls = [one.func for one in inside(statement) if isinstance(one, ast.Call)]
     names = [getattr(one, "attr", getattr(one, "id", "")) for one in calls]
     return any(name not in _TWICE and not name.startswith("set_") for name in names)

@@ -32,7 +32,7 @@ class TaintKind(Enum):
     CALLS = "counts calls"
     LEAVES = "leaves a loop behind a commit"
     HANDLES = "handles errors of the training"
-    ENDS = "is done whatever leads out of the training"
+    CLEANS_UP = "cleans up behind the training"
     EMPTY = "asks for a batch that a pass may not have"
     LOOKS = "asks for a batch, or None, beside the pass"
     AGAIN = "is changed from itself once an epoch"
