@@ -139,7 +139,7 @@ PLACES = torch.arange(LENGTH).repeat(ROWS, 1)
 
 
 def gather(*args, **kwargs):
-    """Gather parameters behind an inner optimizer's step. With kills, MEGATRON_FAILS names a rank and step that fail once."""
+    """Gather parameters behind an inner optimizer's step. With kills, it fails once at MEGATRON_FAILS (rank:step)."""
     failed = diary.FOLDER / "failed"
     here = bool(os.environ["SCENE_KILLS"]) and f"{diary.RANK}:{moments._step[0]}" == os.environ["MEGATRON_FAILS"]
     if here and not PLAIN and not failed.exists():

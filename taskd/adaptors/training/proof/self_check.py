@@ -101,19 +101,15 @@ class SelfCheckRun:
         world_size = dist.get_world_size()
         self._file = VerdictFile(config.run_dir / config.job_id, world_size)
         known = self._file.read()
-        if known is not None and known.outcome is not CheckOutcome.NOT_EXACT and config.self_check is SelfCheck.ALWAYS:
-            known = None
-        prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
-        rank = dist.get_rank()
-        agreement = Agreement(default_store(), prefix, rank, world_size, self._waiting)
-        begins = not config.generation and not self._recovery.commits
-        if known is not None:
+        if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
             self._known_exact = known.outcome is CheckOutcome.EXACT
             self._heed(known)
-            if begins and rank % config.per_node == 0:  # ranks on a new node would wait for this node
-                agreement.object("leave", f"its node has the verdict of an earlier start: {known.text}")
-        elif begins:
-            self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
+            return
+        if config.generation or self._recovery.commits:
+            return
+        prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
+        agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
+        self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
 
     def _hindered(self) -> str:
         if self._writes.found:
