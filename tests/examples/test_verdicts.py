@@ -21,7 +21,7 @@ EXACT: dict[str, tuple[str, ...]] = {
     },
     "digits_ddp.py": ("--epochs", "1"),
     "chargpt_ddp.py": ("--steps", "10"),
-    "chargpt_mesh.py": ("--mesh", "dp_replicate=2", "--steps", "10"),
+    "chargpt_mesh.py": ("--mesh", "dp_shard=2", "--steps", "10"),
 }
 """`mistake_behind` changes the weights behind the commit: that is left out by a fault alone, and reported then."""
 NAMED = {
