@@ -129,6 +129,15 @@ def makes_bins_of_the_epoch():
             state.commit()
 
 
+@exact
+def makes_bins_of_the_epoch_in_one_line():
+    for epoch in state.epochs(EPOCHS):
+        bins.bins = torch.randperm(len(bins.bins), generator=torch.Generator().manual_seed(epoch)).tolist()
+        for x, y in binned:
+            learn(x, y)
+            state.commit()
+
+
 def window(step):
     starts = np.random.default_rng((3, step)).integers(20, size=4)
     rows = torch.stack([torch.arange(4.0) + at for at in starts])
@@ -155,6 +164,16 @@ def fetches_ahead_what_a_generator_gives():
     for step in range(state.step, 40):
         learn(x, x)
         x = drawn(dice, step + 1)
+        state.commit()
+
+
+@finds("x")
+def fetches_ahead_what_a_generator_gives_within_the_step():
+    dice = np.random.default_rng(3)
+    x = torch.from_numpy(dice.integers(state.step + 20, size=4))
+    for step in range(state.step, 40):
+        learn(x, x)
+        x = torch.from_numpy(dice.integers(step + 20, size=4))
         state.commit()
 
 

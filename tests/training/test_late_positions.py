@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from taskd.adaptors.training.positions.position_file import PositionKind
+from taskd.adaptors.training.positions.late import is_ahead
+from taskd.adaptors.training.positions.position_file import PositionEntry, PositionKind
 from taskd.adaptors.training.script.rest import Rest
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
@@ -39,7 +40,7 @@ def nothing() -> None:
 class Job:
     """One rank, with its position file if there is a folder. The three functions are called in each of its steps."""
 
-    def __init__(self, folder: Path | None, *, seed: int | None = None) -> None:
+    def __init__(self, folder: Path | None, *, seed: int | None = None, agent: bool = True) -> None:
         torch.manual_seed(0)
         self.part = Carried()
         self.model = nn.Linear(3, 3)
@@ -49,7 +50,8 @@ class Job:
         if folder is not None:
             self.recovery.attach(str(folder / "position"))
         self.recovery.begin(JobRank(0))
-        self.recovery.late.begin()
+        if agent:
+            self.recovery.late.begin()
         self.before = self.behind_forward = self.behind_step = nothing
 
     def step(self, times: int = 1, *, commits: bool = True) -> "Job":
@@ -235,6 +237,25 @@ def test_a_step_that_was_committed_is_not_only_ahead(tmp_path: Path) -> None:
     assert late.newcomer(tmp_path).recovery.late.why_stale(11) == ""
 
 
+@pytest.mark.parametrize(
+    ("later", "ahead"),
+    [
+        ([], True),
+        ([(PositionKind.COMMITTED, 3)], False),
+        ([(PositionKind.TENTATIVE, 4)], False),
+        ([(PositionKind.TENTATIVE, 3)], True),
+    ],
+)
+def test_a_record_of_a_later_step_shows_that_one_was_committed(
+    later: list[tuple[PositionKind, int]], ahead: bool
+) -> None:
+    """The core writes no record of a commit that has changed nothing since the one ahead."""
+    kinds = [(PositionKind.COMMITTED, 2), (PositionKind.TENTATIVE, 3), *later]
+    entries = [PositionEntry(number, kind, step, b"") for number, (kind, step) in enumerate(kinds)]
+    assert is_ahead(entries, 3) is ahead
+    assert not is_ahead(entries, 2)
+
+
 def test_a_step_whose_backward_pass_did_not_tell_is_refused(tmp_path: Path) -> None:
     """A model may leave out the layer that is asked: what was put down at the end of the forward pass is too old."""
     job = Job(tmp_path)
@@ -249,9 +270,11 @@ def test_a_step_whose_backward_pass_did_not_tell_is_refused(tmp_path: Path) -> N
 def test_without_an_agent_nothing_is_looked_at(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.recovery.late.end()
-    job.behind_forward = job.part.move
-    job.step(4)
-    assert not job.model.weight._backward_hooks
+    never = Job(tmp_path, agent=False)
+    for one in (job, never):
+        one.behind_forward = one.part.move
+        one.step(4)
+        assert not one.model.weight._backward_hooks
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 40])

@@ -201,6 +201,26 @@ def test_what_a_loader_leads_to_is_not_taken_in(data: str) -> None:
     assert not one.state._recovery.parts.taken.any
 
 
+def test_a_sampler_that_the_function_looks_at_is_of_the_data_too() -> None:
+    """It is found by the function's own name for it, before its loader leads there."""
+    counting = Counting()
+    batches = DataLoader(Rows(), batch_size=2, sampler=counting)
+    one = Training(loader=batches)
+
+    def train() -> None:
+        for _ in one.state.epochs(2):
+            for rows in batches:
+                assert counting.passes
+                loss = one.network(rows).square().mean()
+                loss.backward()
+                one.optimizer.step()
+                one.state.commit()
+
+    (text,) = one.found(train, ProofOutlook.EXACT)
+    assert text.startswith("counting.passes")
+    assert not one.state._recovery.parts.taken.any
+
+
 def test_a_counter_on_the_function_and_a_global_one_and_one_in_a_table() -> None:
     one = Training()
 
