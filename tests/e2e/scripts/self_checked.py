@@ -48,7 +48,9 @@ if HOW == "lbfgs":
 else:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
-scaler = torch.amp.GradScaler("cpu", enabled=HOW == "scaler")
+scaler = torch.amp.GradScaler(
+    "cpu", init_scale=2.0 ** (127 if HOW == "overflows" else 16), enabled=HOW in ("scaler", "overflows")
+)
 data = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
 dataset = TensorDataset(data, data.sum(1, keepdim=True))
 loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
@@ -96,14 +98,15 @@ def step(x: torch.Tensor, y: torch.Tensor) -> None:
     if HOW == "generator":
         x = x + 0.1 * torch.randn(x.shape, generator=noise)
     loss = loss_of(mixed(x), y)
-    if HOW == "scaler":
-        scaler.scale(loss).backward()
+    if scaler.is_enabled():
+        scaler.scale(loss * (4.0 if HOW == "overflows" else 1.0)).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
         return
     loss.backward()
-    if not (HOW == "skips" and rank() == 1 and state.step == 2):
+    skips = HOW.startswith("never") or (HOW == "skips" and rank() == 1 and state.step == 2)
+    if not skips:
         optimizer.step()
 
 

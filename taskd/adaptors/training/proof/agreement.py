@@ -48,14 +48,14 @@ class Agreement:
         try:
             return self._ask(f"{self.prefix}/{question}", answer, limit_s, against)
         except RuntimeError as error:
-            return f"rank {self.rank}: the store of the default group failed ({error})"
+            return self._failed(error)
 
-    def object(self, question: str, reason: str) -> None:
-        """Say no to a question that this rank does not come to. Nobody is waited for."""
+    def object(self, question: str, reason: str) -> str:
+        """Say no to a question that this rank does not come to. Return what is decided. Nobody is waited for."""
         try:
-            self._decide(f"{self.prefix}/{question}", f"rank {self.rank}: {reason}")
-        except RuntimeError:
-            return  # the others have waited for too long then
+            return self._decide(f"{self.prefix}/{question}", f"rank {self.rank}: {reason}")
+        except RuntimeError as error:  # the others have waited for too long then
+            return self._failed(error)
 
     def _ask(self, key: str, answer: str, limit_s: float, against: str) -> str:
         if against:
@@ -70,6 +70,9 @@ class Agreement:
                 return self._decide(key, f"rank {self.rank} has waited {limit_s:g} s for the others")
             time.sleep(pause_s)
         return self.store.get(key).decode()
+
+    def _failed(self, error: RuntimeError) -> str:
+        return f"rank {self.rank}: the store of the default group failed ({error})"
 
     def _decide(self, key: str, decision: str) -> str:
         return self.store.compare_set(key, "", decision).decode()

@@ -6,7 +6,8 @@ Rules:
    optimizer changes anything, and enter it again at the last committed step. No group is formed anew, and no state is
    copied: it costs one step. An optimizer that is given a closure has called it for the first time then.
 2. They leave only if all have agreed to (`agreement.py`): a rank that would not come there, or whose step could not be
-   done again, says why, and the verdict is `unproven`.
+   done again, says why, and the verdict is `unproven`. If no optimizer has stepped on some rank (a gradient scaler
+   skips steps until its scale fits), all try a later step.
 3. What the step consists of (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
    are not deterministic may give slightly different gradients.
 4. Any other difference means that the script keeps something that a recovery does not put back. The proof has then
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 COMMITS_BEFORE: Final = 2
 _LEAVE_S: Final = 5.0
 """Ranks come out of a backward pass together; the slowest then reads its gradients."""
+_TRIES: Final = 7
+"""The steps between two tries double, up to step 66: a scale of 2**32 fits half precision after some 20 steps."""
+_SKIPPED: Final = "no optimizer has made a step that could be watched"
 _RETURN_S: Final = 120.0
 """What the training function does before its first step may take one rank longer than another."""
 
@@ -84,6 +88,7 @@ class ReentryProof:
         self._hooks: list[RemovableHandle] = []
         self._first: StepDigests | None = None
         self._line = ""
+        self._commits, self._tries = COMMITS_BEFORE, 0
         self.stage = ProofStage.WAITING
 
     @property
@@ -98,15 +103,17 @@ class ReentryProof:
 
     def committed(self) -> None:
         """A step is committed."""
-        if self.stage is ProofStage.WAITING and self._recovery.commits >= COMMITS_BEFORE:
+        if self.stage is ProofStage.WAITING and self._recovery.commits >= self._commits:
             self._arm()
-        elif self.stage is not ProofStage.WAITING and self.runs:
-            self._missed("the step was committed without an optimizer's step that could be watched")
+        elif self.stage is ProofStage.ARMED:
+            self._skipped()
+        elif self.redoes:
+            self._missed("the step was committed before an optimizer's step")
 
     def returned(self) -> None:
         """The training function has returned."""
         if self.runs:
-            self._missed("the training ended first")
+            self._missed(_SKIPPED if self._tries else "the training ended first")
 
     def failed(self, error: BaseException) -> None:
         """The step that is done again has raised what it did not raise the first time."""
@@ -184,13 +191,30 @@ class ReentryProof:
         first = None if against else self._digests(number)
         if first is not None and not first.has_gradients:
             against = f"{self._line}: taskd can read no gradient"
-        agreed = self._agreement.ask("leave", f"optimizer {number}", _LEAVE_S, against=against)
+        agreed = self._agreement.ask(self._question(), f"optimizer {number}", _LEAVE_S, against=against)
         if agreed != AGREED:
-            self._end(CheckOutcome.UNPROVEN, agreed)
+            if not agreed.endswith(_SKIPPED):
+                self._end(CheckOutcome.UNPROVEN, agreed)
             return False
         self._first = first
         self.stage = ProofStage.AGAIN
         return True
+
+    def _skipped(self) -> None:
+        """The step was committed: this rank has not asked to leave it, or some other rank has skipped it."""
+        agreed = self._agreement.object(self._question(self._recovery.step), _SKIPPED)
+        self._tries += 1
+        if not agreed.endswith(_SKIPPED) or self._tries == _TRIES:
+            self._end(CheckOutcome.UNPROVEN, agreed)
+            return
+        self._unhook()
+        self._commits = self._recovery.commits + 2 ** (self._tries - 1) - 1
+        self.stage = ProofStage.WAITING
+        self.committed()
+
+    def _question(self, step: int | None = None) -> str:
+        """Name what is agreed on: whether the present step, or `step`, is left."""
+        return f"leave/{self._recovery.step + 1 if step is None else step}"
 
     def _unfit(self) -> str:
         """Why the present step cannot be done again from here; "" if it can."""
@@ -223,7 +247,7 @@ class ReentryProof:
             self._object(reason)
 
     def _object(self, reason: str) -> None:
-        self._agreement.object("same" if self.redoes else "leave", reason)
+        self._agreement.object("same" if self.redoes else self._question(), reason)
         self._end(CheckOutcome.UNPROVEN, reason)
 
     def _end(self, outcome: CheckOutcome, reason: str) -> None:
@@ -232,9 +256,13 @@ class ReentryProof:
 
     def _over(self) -> None:
         self.stage = ProofStage.OVER
+        self._unhook()
+        self._first = None
+
+    def _unhook(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks, self._first = [], None
+        self._hooks = []
 
 
 def _watching(proof: ReentryProof, number: int) -> Callable[..., Any]:
