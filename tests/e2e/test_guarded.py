@@ -77,6 +77,16 @@ def test_a_split_that_is_not_seeded(make_job: MakeJob) -> None:
     assert "the content of the dataset of 'loader' was" in job.output
 
 
+def test_batches_that_a_new_process_is_given_otherwise(make_job: MakeJob) -> None:
+    """They are compared where its predecessor had done the forward pass of the step."""
+    job = killed(make_job, "gain", 5, "forward")
+    job.kill("one")
+    assert job.end() == 0, job.output
+    assert job.results() == stock(make_job, "gain", again=True), job.output
+    assert restarts(job) == [False, True]
+    assert "the batches of 'loader': a new process was given another one than the process before it" in job.output
+
+
 @pytest.mark.thorough
 def test_a_module_that_is_edited_meanwhile(make_job: MakeJob, tmp_path: Path) -> None:
     """All start anew with the new text, as under plain torchrun."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from taskd.adaptors.training.keeping import Copying
 from taskd.adaptors.training.late_positions import LatePositions, Recorded
 from taskd.adaptors.training.parts.parts import Parts
+from taskd.adaptors.training.positions.late import batches_ahead
 from taskd.adaptors.training.positions.payload import unpack
 from taskd.adaptors.training.positions.position_file import PositionKind
 from taskd.adaptors.training.positions.positions import PositionMemory, Positions
@@ -136,6 +137,10 @@ class CommittedSteps:
         it put down anything, and has come to the same place.
         """
         return self._positions.read().get(step) or self._start.get(step, b"")
+
+    def batches_ahead(self) -> dict[str, bytes]:
+        """Return what the process before this one has recorded of the batches of its next step, by loader."""
+        return batches_ahead(self._positions.entries(), self.step + 1)
 
     # Inside.
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset, TensorDataset
 
 import taskd
 from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
@@ -32,6 +32,20 @@ def imported(path: Path) -> Any:
     return module
 
 
+class Gained(Dataset[Any]):
+    """Rows of another dataset, each times a number."""
+
+    def __init__(self, rows: Any, gain: float) -> None:
+        self.rows, self.gain = rows, gain
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        x, y = self.rows[index]
+        return x * self.gain, y
+
+
 dist.init_process_group("gloo")
 torch.manual_seed(7 + rank())
 net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
@@ -39,10 +53,12 @@ model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 data = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
 dataset: Any = TensorDataset(data, data.sum(1, keepdim=True))
+again = PLAN.get("again") or (FOLDER / f"made-{rank()}").exists()
+note(f"made-{rank()}", "made")  # what is not seeded is another one each time
 if HOW == "split":
-    again = PLAN.get("again") or (FOLDER / f"split-{rank()}").exists()
-    note(f"split-{rank()}", "made")
-    dataset = Subset(dataset, [*range(256)][:: -1 if again else 1])  # an unseeded split is another one each time
+    dataset = Subset(dataset, [*range(256)][:: -1 if again else 1])
+if HOW == "gain":
+    dataset = Gained(dataset, 0.5 if again else 1.0)
 loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset, shuffle=False))
 shadow = [parameter.detach().clone() for parameter in net.parameters()]
 state = taskd.TrainState(model=model, optimizer=optimizer, loader=loader)
@@ -77,7 +93,9 @@ def train() -> None:
         for x, y in loader:
             reach(state.step, "begin")
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x) * scale, y).backward()
+            loss = nn.functional.mse_loss(model(x) * scale, y)
+            reach(state.step, "forward")
+            loss.backward()
             optimizer.step()
             state.commit()
             if state.step % 3 == 0:

@@ -28,6 +28,7 @@ import msgspec
 from torch.utils.data import IterableDataset, Sampler
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.batch_samples import BatchSamples
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import batches_of, held_by, is_stateful, put, samplers, states_of
 from taskd.adaptors.training.data.loading import Meter
@@ -83,11 +84,13 @@ class PlainPlace(PackedPosition):
         epochs: those of the state, if the script loops over them: a pass that is over is not begun again in its epoch.
         pass_: the present one.
         memory: of the present pass.
+        samples: of its batches, in a job that checks itself.
     """
 
     def __init__(self, loader: Any) -> None:
         self.meter = Meter()
         self.epochs = Epochs()
+        self.samples: BatchSamples | None = None
         self.pass_ = PlainPass()
         self._loader = weakref.ref(loader)
         self._rng = PackedRng()

@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
+from taskd.adaptors.training.data.batch_samples import BatchSamples
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import (
     GOLDEN,
@@ -88,12 +89,16 @@ class LoaderPlace:
         name: that of the part.
         meter: is told what its batches cost.
         epochs: those of the state.
+
+    Attributes:
+        samples: of its batches, in a job that checks itself.
     """
 
     def __init__(self, loader: Any, name: str, meter: Meter, epochs: Epochs) -> None:
         self.name = name
         self.meter = meter
         self.restores = 0
+        self.samples: BatchSamples | None = None
         self._loader = weakref.ref(loader)
         self._epochs = epochs
         self._iterable = isinstance(loader.dataset, IterableDataset)
@@ -311,6 +316,8 @@ class Batches:
                 place.ended()
             yield from stop()
         self._pass.handed += 1
+        if place.samples is not None:
+            place.samples.handed(self._pass.number, self._pass.handed, batch)
         return batch
 
     __next__ = around(Iterator.__next__, _next)

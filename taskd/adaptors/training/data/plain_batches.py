@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from taskd.adaptors.training.data.batch_samples import BatchSamples
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
 from taskd.adaptors.training.data.loading import END, Meter
@@ -20,8 +21,8 @@ class KeptPlace(Protocol):
 
     meter: Meter
     pass_: Any
-
     epochs: Epochs
+    samples: BatchSamples | None
 
     def keep(self, batches: "PlainBatches") -> None:
         """It is asked for a batch."""
@@ -73,6 +74,8 @@ class PlainBatches:
             given = yield from self._load()
         self._handed.append(given)
         place.pass_.handed = given.number + 1
+        if place.samples is not None:
+            place.samples.handed(place.pass_.number, place.pass_.handed, given.batch)
         return given.batch
 
     __next__ = around(Iterator.__next__, _next_batch)

@@ -28,6 +28,7 @@ from taskd.adaptors.groups.wrappers import living, watching
 from taskd.adaptors.seams.parts import IN_WORKER
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.as_plain import PlainPlace
+from taskd.adaptors.training.data.batch_samples import BatchSamples
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import batches_of, samplers
 from taskd.adaptors.training.data.loading import Meter
@@ -37,7 +38,7 @@ from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_stat
 from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.parts.taken_in import TakenIn
-from taskd.adaptors.training.positions.late import IN_BACKWARD
+from taskd.adaptors.training.positions.late import IN_BACKWARD, OF_BATCH
 from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
@@ -78,6 +79,7 @@ class Parts:
         self.meter = Meter()
         self._mark: bytes | None = None
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
+        self.samples: dict[str, BatchSamples] = {}
         self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")
         self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
         for name, part in [*self.positions.items()]:
@@ -169,6 +171,8 @@ class Parts:
         packed = self.pack_positions()
         if self._mark is not None:
             packed[IN_BACKWARD] = self._mark
+        for name, samples in self.samples.items():
+            packed[OF_BATCH + name] = samples.newest
         if packed != self._packed[0]:
             self._packed = packed, msgspec.msgpack.encode(packed)
         data = self._packed[1]
@@ -196,6 +200,13 @@ class Parts:
             yield
         finally:
             self._mark = None
+
+    def sample_batches(self, world_size: int) -> None:
+        """Record some bytes of each loader's newest batch with its position, in a world of so many ranks."""
+        for name, place in self.places.items():
+            if isinstance(place, LoaderPlace | PlainPlace):
+                place.samples = self.samples[name] = self.samples.get(name) or BatchSamples()
+                place.samples.world_size = world_size
 
     @property
     def has_place(self) -> bool:

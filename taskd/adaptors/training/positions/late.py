@@ -23,6 +23,8 @@ from taskd.adaptors.training.positions.position_file import PositionEntry, Posit
 
 IN_BACKWARD: Final = "\0backward"
 """Key of the mark of a backward pass, beside the names of the data's parts."""
+OF_BATCH: Final = "\0batch "
+"""Begins the key of what is known of a loader's newest batch; its name follows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,12 +62,20 @@ def late_moves(entries: Sequence[PositionEntry], step: int) -> LateMoves:
             known = True
             rng |= then[0] != now[0]
             data |= {name for name in then[1].keys() | now[1].keys() if then[1].get(name) != now[1].get(name)}
-    return LateMoves(known, rng, frozenset(data - {IN_BACKWARD}))
+    return LateMoves(known, rng, frozenset(name for name in data if not name.startswith("\0")))
 
 
 def in_backward(entries: Iterable[PositionEntry]) -> LateMoves | None:
     """Return the changes that a mark names; None without a mark."""
     return next(filter(None, map(_mark, entries)), None)
+
+
+def batches_ahead(entries: Sequence[PositionEntry], step: int) -> dict[str, bytes]:
+    """Return what is recorded of the newest batches of a step that is not committed, by the name of the loader."""
+    ahead, _ = _newest(entries)
+    found = _unpacked(ahead[step]) if step in ahead else None
+    data = {} if found is None else found[1]
+    return {key.removeprefix(OF_BATCH): value for key, value in data.items() if key.startswith(OF_BATCH)}
 
 
 def newest_step(entries: Iterable[PositionEntry]) -> int:

@@ -55,15 +55,21 @@ class NoFirstSteps:
 
 
 class WatchedSteps:
-    """Watches parameters in evaluations, and what is alike on all ranks: in any process of a job that checks itself."""
+    """Watches parameters in evaluations, what is alike on all ranks, and a new process's first batches.
+
+    In any process of a job that checks itself.
+    """
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
         from taskd.adaptors.training.proof.alike import AlikeRanks
+        from taskd.adaptors.training.proof.first_batches import FirstBatches
         from taskd.adaptors.training.proof.parameters import ParameterWatch
         from taskd.adaptors.training.proof.self_check import SelfCheckRun
 
         self._check = SelfCheckRun(runtime, recovery)
         self._parameters = ParameterWatch(recovery, runtime.rank)
+        self._is_new = runtime.link.joins
+        self._batches = FirstBatches(recovery, self._check.differs)
         world = runtime.world
         self._alike = AlikeRanks(
             recovery,
@@ -79,13 +85,16 @@ class WatchedSteps:
     def enter(self, *, after_fault: bool) -> None:
         """Look at what the function begins with."""
         self._parameters.enter()
+        self._batches.enter(is_new=self._is_new)
+        self._is_new = False
         self._alike.enter(after_fault=after_fault)
 
     def committed(self) -> bool:
         """Look at what a step has left."""
         self._parameters.committed()
+        self._batches.committed()
         self._alike.committed()
-        return self._parameters.owes or self._alike.owes
+        return self._parameters.owes or self._alike.owes or self._batches.owes
 
     def cancel(self) -> None:
         """Go on: the next fault may come in an evaluation."""
@@ -94,6 +103,7 @@ class WatchedSteps:
         """Watch nothing any more."""
         self._parameters.close()
         self._alike.close()
+        self._batches.close()
 
 
 class CheckedFirstSteps(WatchedSteps):
