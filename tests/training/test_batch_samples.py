@@ -135,6 +135,25 @@ def test_a_step_of_several_batches_is_compared_by_the_one_that_was_put_down(tmp_
     assert len(new.told) == (gain != 1.0)
 
 
+def test_a_fault_before_it_is_judged_does_not_make_it_forget(tmp_path: Path) -> None:
+    dead(tmp_path)
+    new = Process(tmp_path, 1.5, is_new=True)
+    new.step()
+    new.first.enter(is_new=False)
+    for _ in range(2):
+        assert not new.told
+        new.step()
+    assert new.told
+
+
+def test_a_process_that_lives_on_expects_nothing(tmp_path: Path) -> None:
+    process = Process(tmp_path, 1.0)
+    process.step()
+    process.forward()
+    process.first.enter(is_new=False)
+    assert not process.first.owes
+
+
 def test_a_process_that_died_before_its_forward_pass_tells_nothing(tmp_path: Path) -> None:
     process = Process(tmp_path, 1.0)
     for _ in range(3):
@@ -207,8 +226,9 @@ def test_some_bytes_of_a_batch_are_read(batch: Any) -> None:
         [],
         [1] * 1000,
         np.ones(100),
-        torch.ones(3, device="meta"),
-        torch.eye(3).to_sparse(),
+        torch.ones(100, device="meta"),
+        torch.eye(30).to_sparse(),
+        torch.ones(40).to_mkldnn(),
         torch.ones(4, 4).t()[1:],
         torch.ones(1).expand(100),
         nn.Parameter(torch.ones(3)),

@@ -46,9 +46,11 @@ class FirstBatches:
         parts = self._recovery.parts
         parts.sample_batches(dist.get_world_size() if dist.is_initialized() else 1)
         expected = self._recovery.batches_ahead() if is_new else {}
-        for name, samples in parts.samples.items():
-            samples.expected, samples.differs = expected.get(name, b""), False
-        self._left = _COMMITS if expected else 0
+        for name, batch in expected.items():
+            if name in parts.samples:
+                parts.samples[name].expected = batch
+        if expected or self._left:  # a fault has come before it could judge
+            self._left = _COMMITS
 
     def committed(self) -> None:
         """A step is committed."""
