@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from taskd.adaptors.rehearsal.rehearse import RehearsalReport
+from taskd.core.rehearsal.kills import Moment
 from taskd.core.rehearsal.verdict import Outcome
 from taskd.wire import text as safe
 
@@ -59,6 +60,7 @@ def _page(report: RehearsalReport) -> list[str]:
     if report.killed:
         lines.append(f"  killed: {'; '.join(map(str, report.killed))}")
     did = f"rehearsed {report.steps} steps on {report.script.ranks} ranks" if report.steps else "rehearsed"
-    kept = f", {report.in_place} of {len(report.killed)} faults recovered in place" if report.killed else ""
+    faults = sum(kill.moment is not Moment.BEHIND for kill in report.killed)
+    kept = f", {report.in_place} of {faults} faults recovered in place" if faults else ""
     lines.append(f"  {did}{kept}, in {report.seconds:.0f} s, in copies of this directory that are gone")
     return lines

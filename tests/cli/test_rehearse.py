@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsal.catalog import FOLDER, PROGRAMS, SCRIPTS, rehearse, wrong
+from tests.thorough import everyday
 
 NAMES = [script.name for script in SCRIPTS]
 
@@ -82,6 +83,22 @@ def test_a_line_that_is_printed_otherwise_is_found() -> None:
     assert (status, verdict["why"]) == (1, "weights and data are exact, what it prints is not"), verdict
     assert any(finding["line"] == "prints_behind.py:26" for finding in verdict["findings"])
     assert any("'total'" in note for note in [*verdict["notes"], *(f["found"] for f in verdict["findings"])])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(560)
+@pytest.mark.parametrize("words", everyday([(), ("once",)], ()))
+def test_a_script_that_comes_to_its_end_is_started_anew_from_there(words: tuple[str, ...]) -> None:
+    status, verdict, said = rehearse(PROGRAMS / "ends.py", arguments=words)
+    assert verdict["kills"][-1] == "rank 1 behind the training function, step 24", said
+    assert verdict["in_place"] == len(verdict["kills"]) - 1
+    if words:
+        assert (status, verdict["why"]) == (1, "it does not come through the kills"), said
+        assert verdict["findings"][0]["line"] == "ends.py:31"
+        assert "FileExistsError" in verdict["findings"][0]["found"]
+    else:
+        assert (status, verdict["verdict"]) == (0, "exact"), said
+        assert "all processes start anew; they ended well" in " ".join(verdict["notes"])
 
 
 @pytest.mark.parametrize(

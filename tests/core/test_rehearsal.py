@@ -1,6 +1,7 @@
 """What a rehearsal decides: who dies when, what differs, and which line is named for it."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_every_rank_dies_and_every_moment_is_struck() -> None:
     }
     planned = kills.plan(seen)
     assert {kill.rank for kill in planned} == {0, 1}
-    assert {kill.moment for kill in planned} == set(Moment) - {Moment.ACCUMULATING}
+    assert {kill.moment for kill in planned} == set(Moment) - {Moment.ACCUMULATING, Moment.BEHIND}
     assert next(kill.rank for kill in planned if kill.moment is Moment.SAVING) == 0
     assert next(kill.step for kill in planned if kill.moment is Moment.EPOCH_END) in (20, 30)
     assert next(kill.step for kill in planned if kill.moment is Moment.AFTER_COMMIT) in (6, 35)
@@ -70,6 +71,7 @@ def test_every_rank_dies_and_every_moment_is_struck() -> None:
     steps = [kill.step for kill in planned]
     assert all(later - earlier >= kills.LEAST_GAP for earlier, later in pairwise(steps))
     assert planned == kills.plan(seen)
+    assert kills.plan(seen, ends=True) == [*planned, Kill(len(planned), 1, 40, Moment.BEHIND)]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
@@ -82,6 +84,7 @@ def test_with_many_ranks_each_dies_once(ranks: int) -> None:
 def test_too_few_steps_have_no_kills() -> None:
     assert kills.plan({0: Seen(4)}) == []
     assert kills.plan({}) == []
+    assert kills.plan({0: Seen(4)}, ends=True) == []
 
 
 def test_a_step_that_is_done_again_counts_as_it_was_last() -> None:
@@ -224,6 +227,21 @@ def test_where_all_start_anew_the_refusal_is_the_reason() -> None:
     assert (verdict.outcome, verdict.findings[0].line) == (Outcome.INEXACT, "/w/train.py:5")
     verdict = judge(rehearsed(notes(0), notes(1), recoveries=anew))
     assert verdict.findings[0].found == "all processes started anew: refused"
+
+
+def test_all_may_start_anew_for_a_death_behind_the_training_function() -> None:
+    behind = Kill(1, 1, 8, Moment.BEHIND)
+    died = {"k": "killed", "number": 1, "step": 8}
+    recoveries = [
+        {"event": "recovered", "restart": False, "replaced": {"1": 7}},
+        {"event": "recovered", "restart": True, "replaced": {"0": 8, "1": 9}},
+    ]
+    given = rehearsed(notes(0), [*notes(1), died], kills=[KILL, behind], recoveries=recoveries)
+    verdict = judge(given)
+    assert verdict.outcome is Outcome.EXACT
+    assert any("all processes start anew; they ended well" in note for note in verdict.notes)
+    assert judge(replace(given, recoveries=recoveries[::-1])).outcome is Outcome.INEXACT
+    assert judge(replace(given, kills=[KILL])).outcome is Outcome.INEXACT
 
 
 def test_a_run_with_kills_that_ends_early_or_replaces_others_is_not_exact() -> None:

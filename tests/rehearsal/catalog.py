@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from taskd.core.rehearsal.kills import Moment
 from tests.e2e.job import no_outer_job
 from tests.launch import environment
 
@@ -48,9 +49,11 @@ SCRIPTS = (
 )
 
 
-def rehearse(path: Path, options: Sequence[str] = (), *, limit_s: float = LIMIT_S) -> tuple[int, dict[str, Any], str]:
+def rehearse(
+    path: Path, options: Sequence[str] = (), *, arguments: Sequence[str] = (), limit_s: float = LIMIT_S
+) -> tuple[int, dict[str, Any], str]:
     """Rehearse a script in its own folder: exit status, the verdict, and what was said beside it."""
-    command = [sys.executable, "-m", "taskd", "run", "--rehearse", "--json", *options, path.name]
+    command = [sys.executable, "-m", "taskd", "run", "--rehearse", "--json", *options, path.name, *arguments]
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         command,
@@ -70,9 +73,8 @@ def wrong(expected: Expected, status: int, verdict: dict[str, Any]) -> str:
     if status != wanted:
         return f"exit status {status}, expected {wanted}: {verdict.get('why')} {verdict.get('findings')}"
     if expected.exact:
-        if set(verdict["kills"]) and verdict["in_place"] == len(verdict["kills"]):
-            return ""
-        return f"{verdict['in_place']} of {len(verdict['kills'])} recovered in place"
+        faults = sum(Moment.BEHIND.value not in kill for kill in verdict["kills"])
+        return "" if faults and verdict["in_place"] == faults else f"{verdict['in_place']} of {faults} came in place"
     source = (FOLDER / expected.script).read_text().splitlines()
     for finding in verdict["findings"]:
         file, _, number = finding["line"].rpartition(":")

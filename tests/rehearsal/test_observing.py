@@ -1,5 +1,7 @@
 """What the observer of a rehearsal reads: fingerprints, variables, lines, and the copy that runs begin with."""
 
+import io
+import json
 import logging
 import os
 import random
@@ -20,6 +22,8 @@ from taskd.adaptors.rehearsal.observer import TrainingObserver
 from taskd.adaptors.rehearsal.rehearse import parse
 from taskd.adaptors.rehearsal.variables import look_up, variables
 from taskd.adaptors.training.fingerprints import Fingerprint, of_part, of_random_numbers
+from taskd.adaptors.training.state import TrainState
+from taskd.core.rehearsal.kills import Kill, Moment
 from taskd.errors import RehearsalError
 from taskd.runtime.rehearsal import workspace
 from taskd.runtime.rehearsal.order import RehearsalOrder
@@ -210,4 +214,40 @@ def test_who_hears_of_an_opened_file_opens_none(tmp_path: Path, monkeypatch: pyt
     observer.opens("/elsewhere/file")
     assert tempfile.tempdir is None
     assert '"path": "/elsewhere/file"' in (folder / "rank-0").read_text()
+    os.close(observer._file)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_of_a_start_behind_the_end_only_errors_and_last_lines_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, over: bool
+) -> None:
+    """Its steps would stand in the place of those that the kills have struck."""
+    monkeypatch.setattr(logging.getLogger("taskd"), "handlers", [])
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, io.StringIO())
+    kill = Kill(3, 1, 2, Moment.BEHIND)
+    if over:
+        (tmp_path / "killed-3").touch()
+    observer = TrainingObserver(tmp_path, RehearsalOrder(last=3, least=1, after_s=1.0, kills=(kill,)), 0, 2)
+    model = torch.nn.Linear(2, 2)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    recovery = state._recovery
+    observer.enters(recovery, begins=True)
+    for step in (1, 2):
+        observer._heard(f"line {step}", "train.py:1")
+        recovery.step = step
+        observer.committed(step, None, whole=True)
+    observer._heard("last line", "train.py:9")
+    observer.died(ValueError("no"), None)
+    kinds = [json.loads(line) for line in (tmp_path / "rank-0").read_text().splitlines()]
+    found = [(one["k"], one.get("text")) for one in kinds]
+    last: list[tuple[str, str | None]] = [("printed", "last line"), ("died", "ValueError: no")]
+    first: list[tuple[str, str | None]] = [
+        ("begin", None),
+        ("printed", "line 1"),
+        ("commit", None),
+        ("printed", "line 2"),
+        ("commit", None),
+    ]
+    assert found == (last if over else first + last)
     os.close(observer._file)

@@ -38,12 +38,18 @@ class Deaths:
         ranks: how many there are.
         kills: all that are planned, of every rank.
         tell: is told the kill right before it is done.
+
+    Attributes:
+        end_step: the last step of a training that was over when a rank died behind it, and all started anew; None: it
+            is not over.
     """
 
     def __init__(self, folder: Path, rank: int, ranks: int, kills: list[Kill], tell: Callable[[Kill], None]) -> None:
         self._folder, self._rank, self._ranks, self._tell = folder, rank, ranks, tell
         self._all = kills
         self._own = [kill for kill in kills if kill.rank == rank and not self._mark(kill).exists()]
+        behind = next((kill for kill in kills if kill.moment is Moment.BEHIND), None)
+        self.end_step = None if behind is None or not self._mark(behind).exists() else behind.step
         self._late: Kill | None = None
         self._over: set[int] = set()
         self.recovered()

@@ -6,7 +6,9 @@ Rules:
    only in a rank, when that has made a `TrainState` or stepped an optimizer.
 2. It watches through the state's own methods and torch's public hooks, draws no random numbers, and changes nothing of
    what it sees. In its one file for each rank whole lines are added, so that what a killed process saw is known.
-3. At the last step the rank waits to be ended: all ranks have come there then.
+3. At the last step the rank waits to be ended: all ranks have come there then. A script that has fewer steps ends by
+   itself.
+4. Of processes that start anew behind the end of the training only errors and the last lines are written down.
 """
 
 import json
@@ -68,6 +70,9 @@ class TrainingObserver:
 
     def note(self, kind: str, **fields: Any) -> None:
         """Write a line."""
+        end = self._deaths.end_step
+        if end is not None and kind != "died" and not (kind == "printed" and self._step >= end):
+            return
         os.write(self._file, json.dumps({"k": kind, "step": self._step, **fields}).encode() + b"\n")
 
     @property
@@ -120,6 +125,10 @@ class TrainingObserver:
         if self._order.watched and self._watch is None:
             self._watch = LineWatch(list(self._order.watched), self._look, self._changed)
             self._watch.start(frame)
+
+    def returned(self) -> None:
+        """The training function has returned on all ranks."""
+        self._deaths.at(Moment.BEHIND, self._step)
 
     # ---- what torch tells
 

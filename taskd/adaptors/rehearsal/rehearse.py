@@ -131,8 +131,9 @@ class _Rehearsal:
         if verdict is not None:
             return self._report(verdict, first)
         steps = min(record.committed for record in first.records.values())
+        ends = first.status == 0
         self._tell("the same again")
-        order = RehearsalOrder(steps, steps, _AFTER_S)
+        order = RehearsalOrder(steps + ends, steps, _AFTER_S)
         again = self._job.run(order, taskd=False)
         verdict = of_noise(first.records, again.records)
         if verdict is None and (error := _error(again)):
@@ -141,7 +142,7 @@ class _Rehearsal:
             )
         if verdict is not None:
             return self._report(verdict, again, steps)
-        planned = kills.plan({rank: _seen(record) for rank, record in first.records.items()})
+        planned = kills.plan({rank: _seen(record) for rank, record in first.records.items()}, ends=ends)
         if not planned:
             text = f"it has {steps} steps; {LEAST} are needed for kills: let it do more, or give --steps more"
             return self._report(Verdict(Outcome.UNKNOWN, "it is too short", (ScriptFinding("", text),)), again, steps)

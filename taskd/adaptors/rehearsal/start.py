@@ -33,6 +33,7 @@ def begin(folder: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     import_the_machines_own()
     after_import("taskd.adaptors.training.recovery", _watch_states)
+    after_import("taskd.adaptors.training.session", _watch_ends)
     after_import("taskd.adaptors.training.proof.self_check", _do_no_step_twice)
     after_import("torch.optim", _watch_optimizers)
     after_import("torch.serialization", _watch_saves)
@@ -93,6 +94,19 @@ def _watch_states(module: ModuleType) -> None:
 
     kind.__init__, kind.begin, kind.declare_empty = __init__, begin, declare_empty
     kind.commit, kind.do_again, kind.commits_quickly = commit, do_again, False
+
+
+def _watch_ends(module: ModuleType) -> None:
+    kind: Any = vars(module)["Session"]
+    own = kind.run
+
+    def run(self: Any, training: Any) -> Any:
+        result = own(self, training)
+        if known := observer():
+            known.returned()
+        return result
+
+    kind.run = run
 
 
 def _do_no_step_twice(module: ModuleType) -> None:

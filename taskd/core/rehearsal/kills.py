@@ -5,6 +5,8 @@ Rules:
 1. Each rank dies at least once if the steps suffice, and each kind of moment that the script has is struck, the worst
    ones first. No die is cast: the same script is rehearsed in the same way.
 2. Between two deaths there are at least `LEAST_GAP` steps, in which a recovery can show what it is worth.
+3. If the script comes to its end by itself, one more rank dies there, behind the training function. All processes start
+   anew then: that is seen last, and its steps are not compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +33,7 @@ class Moment(Enum):
     AFTER_COMMIT = "at the end of work given to after_commit"
     ACCUMULATING = "between two micro-batches"
     FORWARD = "before the forward pass"
+    BEHIND = "behind the training function"
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,10 @@ _EVERY_STEP: Final = (Moment.BACKWARD, Moment.COMMITTED, Moment.STEPPED, Moment.
 _Times = Mapping[Moment, Mapping[int, Sequence[int]]]
 
 
-def plan(seen: Mapping[int, Seen]) -> list[Kill]:
-    """The kills of a run whose undisturbed twin had these moments, by rank."""
-    last = min((one.steps for one in seen.values()), default=0) - _TAIL
+def plan(seen: Mapping[int, Seen], *, ends: bool = False) -> list[Kill]:
+    """The kills of a run whose undisturbed twin had these moments, by rank. `ends`: it came to its end by itself."""
+    steps = min((one.steps for one in seen.values()), default=0)
+    last = steps - _TAIL
     times: _Times = {
         Moment.SAVING: {rank: one.saves for rank, one in seen.items()},
         Moment.EVALUATION: {rank: one.evaluations for rank, one in seen.items()},
@@ -82,10 +86,12 @@ def plan(seen: Mapping[int, Seen]) -> list[Kill]:
     gap = max(LEAST_GAP, min(_MOST_GAP, (last - FIRST) // max(1, count + len(placed) - 1)))
     for number in range(count):
         wanted = FIRST + number * gap
-        steps = (*range(wanted, last + 1), *range(FIRST, min(wanted, last + 1)))
-        step = next((step for step in steps if _is_free(step, placed)), None)
+        free = (*range(wanted, last + 1), *range(FIRST, min(wanted, last + 1)))
+        step = next((step for step in free if _is_free(step, placed)), None)
         if step is not None and seen:
             placed[step] = _EVERY_STEP[number % len(_EVERY_STEP)]
+    if placed and ends:
+        placed[steps] = Moment.BEHIND
     return _ranks(placed, times, sorted(seen))
 
 

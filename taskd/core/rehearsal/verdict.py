@@ -29,7 +29,7 @@ from taskd.core.rehearsal.findings import (
     three_lines,
     told_in,
 )
-from taskd.core.rehearsal.kills import Kill
+from taskd.core.rehearsal.kills import Kill, Moment
 
 _OF_DATA: Final = ("DataLoader iterated", "random generator", "were passed over", "data position")
 _MOST: Final = 3
@@ -67,6 +67,18 @@ class Rehearsed:
     error: str = ""
     traced: Run = field(default_factory=dict)
     """A run that looked for the lines which change the suspects."""
+
+    @property
+    def ends_anew(self) -> bool:
+        """Whether all processes have started anew for the death behind the training function."""
+        behind = {kill.number for kill in self.kills if kill.moment is Moment.BEHIND}
+        struck = any(number in behind for record in self.killed.values() for number, _ in record.killed)
+        return struck and bool(self.recoveries) and bool(self.recoveries[-1].get("restart"))
+
+    @property
+    def in_training(self) -> Sequence[dict[str, Any]]:
+        """The recoveries of the training itself."""
+        return self.recoveries[:-1] if self.ends_anew else self.recoveries
 
     @property
     def noise(self) -> Noise:
@@ -146,7 +158,7 @@ def judge(runs: Rehearsed) -> Verdict:
     if runs.error:
         findings = (*anew(told), *_of_error(runs)) or (ScriptFinding("", runs.error),)
         return Verdict(Outcome.INEXACT, "it does not come through the kills", findings[:_MOST], notes=notes)
-    restarts = [one for one in runs.recoveries if one.get("restart")]
+    restarts = [one for one in runs.in_training if one.get("restart")]
     if restarts:
         findings = (*anew(told),) or (
             ScriptFinding("", f"all processes started anew: {restarts[0].get('reason', '')}"),
@@ -175,8 +187,8 @@ def _wrong_course(runs: Rehearsed) -> str:
     short = [rank for rank, record in runs.killed.items() if record.committed < steps]
     if short:
         return f"with kills it ends after step {runs.killed[short[0]].committed}, undisturbed it comes to step {steps}"
-    died = sum(len(record.killed) for record in runs.killed.values())
-    new = sum(len(one.get("replaced", ())) for one in runs.recoveries)
+    died = sum(len(record.killed) for record in runs.killed.values()) - runs.ends_anew
+    new = sum(len(one.get("replaced", ())) for one in runs.in_training)
     if new > died:
         return f"{new} processes were replaced, expected the {died} that were killed; please report it"
     return ""
@@ -231,6 +243,8 @@ def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     again = compare.repeated_lines(runs.undisturbed, runs.killed)
     if again:
         notes.append(f"printed once more, by steps or work that were done again: {again} line{'s' * (again > 1)}")
+    if runs.ends_anew:
+        notes.append("a rank that dies behind the training function has all processes start anew; they ended well")
     local = [one for one in _variables(runs) if one.local and not one.moves]
     if local:
         names = ", ".join(repr(one.name) for one in local[:_MOST])
