@@ -96,6 +96,12 @@ def test_a_step_that_is_done_again_counts_as_it_was_last() -> None:
     assert read(["{", '"text"', '{"k": "begin", "st']).resumed == []
 
 
+def test_errors_before_a_start_from_the_end_are_forgotten() -> None:
+    died = {"k": "died", "step": 8, "text": "RuntimeError: closed", "line": "train.py:9", "taskd": "False"}
+    assert record([*notes(), died]).facts.died
+    assert not record([*notes(), died, {"k": "anew", "step": 0}]).facts.died
+
+
 def test_moments_that_not_every_step_has_are_read() -> None:
     kinds = ("evaluation", "save", "end", "work")
     rare = record([*notes(), *({"k": kind, "step": step} for step, kind in enumerate(kinds, 2))]).rare
@@ -234,13 +240,16 @@ def test_all_may_start_anew_for_a_death_behind_the_training_function() -> None:
     died = {"k": "killed", "number": 1, "step": 8}
     recoveries = [
         {"event": "recovered", "restart": False, "replaced": {"1": 7}},
-        {"event": "recovered", "restart": True, "replaced": {"0": 8, "1": 9}},
+        {"event": "recovered", "restart": True, "replaced": {"0": 8, "1": 9}, "step": 8},
+        {"event": "recovered", "restart": True, "replaced": {"0": 10, "1": 11}, "step": 3},
     ]
     given = rehearsed(notes(0), [*notes(1), died], kills=[KILL, behind], recoveries=recoveries)
     verdict = judge(given)
     assert verdict.outcome is Outcome.EXACT
     assert any("all processes start anew; they ended well" in note for note in verdict.notes)
     assert judge(replace(given, recoveries=recoveries[::-1])).outcome is Outcome.INEXACT
+    early = [recoveries[0], recoveries[1] | {"step": 6}]
+    assert judge(replace(given, recoveries=early)).outcome is Outcome.INEXACT
     assert judge(replace(given, kills=[KILL])).outcome is Outcome.INEXACT
 
 

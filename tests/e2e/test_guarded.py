@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from taskd.runtime.records.selfcheck import SELF_CHECK, CheckOutcome
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
 from tests.e2e.plan import point
@@ -85,6 +86,8 @@ def test_batches_that_a_new_process_is_given_otherwise(make_job: MakeJob) -> Non
     assert job.results() == stock(make_job, "gain", again=True), job.output
     assert restarts(job) == [False, True]
     assert "the batches of 'loader': a new process was given another one than the process before it" in job.output
+    (verdict,) = job.run_dir.rglob(SELF_CHECK)
+    assert CheckOutcome.NOT_EXACT.value in verdict.read_text(), "later faults are known to be inexact"
 
 
 @pytest.mark.thorough

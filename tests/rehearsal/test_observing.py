@@ -249,5 +249,5 @@ def test_of_a_start_behind_the_end_only_errors_and_last_lines_are_written(
         ("printed", "line 2"),
         ("commit", None),
     ]
-    assert found == (last if over else first + last)
+    assert found == ([("anew", None), *last] if over else first + last)
     os.close(observer._file)

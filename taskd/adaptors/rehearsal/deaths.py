@@ -46,10 +46,10 @@ class Deaths:
 
     def __init__(self, folder: Path, rank: int, ranks: int, kills: list[Kill], tell: Callable[[Kill], None]) -> None:
         self._folder, self._rank, self._ranks, self._tell = folder, rank, ranks, tell
-        self._all = kills
-        self._own = [kill for kill in kills if kill.rank == rank and not self._mark(kill).exists()]
         behind = next((kill for kill in kills if kill.moment is Moment.BEHIND), None)
         self.end_step = None if behind is None or not self._mark(behind).exists() else behind.step
+        self._all = kills if self.end_step is None else []
+        self._own = [kill for kill in self._all if kill.rank == rank and not self._mark(kill).exists()]
         self._late: Kill | None = None
         self._over: set[int] = set()
         self.recovered()

@@ -67,11 +67,13 @@ class TrainingObserver:
         self._begun_s = time.monotonic()
         self._watch: LineWatch | None = None
         logging.getLogger("taskd").addHandler(_Hearing(self))
+        if self._deaths.end_step is not None:
+            self.note("anew")
 
     def note(self, kind: str, **fields: Any) -> None:
         """Write a line."""
         end = self._deaths.end_step
-        if end is not None and kind != "died" and not (kind == "printed" and self._step >= end):
+        if end is not None and kind not in ("anew", "died") and not (kind == "printed" and self._step >= end):
             return
         os.write(self._file, json.dumps({"k": kind, "step": self._step, **fields}).encode() + b"\n")
 

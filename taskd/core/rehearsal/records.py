@@ -123,6 +123,8 @@ def _take(record: RankRecord, note: Mapping[str, Any]) -> None:
             record.committed = max(record.committed, step)
         case "printed":
             record.printed.append(Printed(step, note["text"], note["line"]))
+        case "anew":
+            record.facts.died = {}  # what a process that outlived the death behind the training has raised
         case "line":
             record.lines.setdefault(note["name"], []).append((note["line"], bool(note["behind"])))
         case _:

@@ -71,14 +71,17 @@ class Rehearsed:
     @property
     def ends_anew(self) -> bool:
         """Whether all processes have started anew for the death behind the training function."""
-        behind = {kill.number for kill in self.kills if kill.moment is Moment.BEHIND}
-        struck = any(number in behind for record in self.killed.values() for number, _ in record.killed)
-        return struck and bool(self.recoveries) and bool(self.recoveries[-1].get("restart"))
+        return len(self.in_training) < len(self.recoveries)
 
     @property
     def in_training(self) -> Sequence[dict[str, Any]]:
-        """The recoveries of the training itself."""
-        return self.recoveries[:-1] if self.ends_anew else self.recoveries
+        """The recoveries of the training itself: those before all started anew behind it."""
+        done = {number for record in self.killed.values() for number, _ in record.killed}
+        step = next((kill.step for kill in self.kills if kill.moment is Moment.BEHIND and kill.number in done), None)
+        for number, one in enumerate(self.recoveries):
+            if step is not None and one.get("restart") and one.get("step", -1) >= step:
+                return self.recoveries[:number]
+        return self.recoveries
 
     @property
     def noise(self) -> Noise:

@@ -70,8 +70,8 @@ class RehearsalJob:
         self._workspace, self._options, self._program = workspace, options, program
         self._ranks, self._limit_s = ranks, limit_s
 
-    def run(self, order: RehearsalOrder, *, taskd: bool) -> RehearsedRun:
-        """Run it once, with taskd or under stock torchrun."""
+    def run(self, order: RehearsalOrder, *, taskd: bool, more_s: float = 0.0) -> RehearsedRun:
+        """Run it once, with taskd or under stock torchrun. It may take `more_s` longer than usual."""
         place = self._workspace
         place.prepare()
         order.write(place.folder)
@@ -91,7 +91,7 @@ class RehearsalJob:
                 preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGTERM),  # noqa: PLW1509 - one thread
             )
             try:
-                run.status, run.late = self._await(process)
+                run.status, run.late = self._await(process, self._limit_s + more_s)
             finally:
                 _end(process, str(place.folder))
         run.seconds = time.monotonic() - begun_s
@@ -102,8 +102,8 @@ class RehearsalJob:
             run.recoveries += [entry for entry in entries if entry.get("event") == "recovered"]
         return run
 
-    def _await(self, process: "subprocess.Popen[bytes]") -> tuple[int | None, bool]:
-        end_s = time.monotonic() + self._limit_s
+    def _await(self, process: "subprocess.Popen[bytes]", limit_s: float) -> tuple[int | None, bool]:
+        end_s = time.monotonic() + limit_s
         while time.monotonic() < end_s:
             if self._workspace.done(self._ranks):
                 return None, False

@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
-from taskd.adaptors.training.data.batch_samples import BatchSamples
+from taskd.adaptors.training.data.batch_samples import BatchSamples, sample_of
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import (
     GOLDEN,
@@ -306,10 +306,7 @@ class Batches:
         place = self._taskd
         if self._restores != place.restores:
             yield from place.enter(self, kept=True)
-        if self._ahead:
-            self._pass.handed += 1
-            return self._ahead.pop()
-        batch = yield from place.meter.fetching(partial(next, self._source, END))
+        batch = self._ahead.pop() if self._ahead else (yield from self._fetch())
         if batch is END:
             self._pass.over = True
             if self._pass.loop >= 0:
@@ -317,8 +314,11 @@ class Batches:
             yield from stop()
         self._pass.handed += 1
         if place.samples is not None:
-            place.samples.handed(self._pass.number, self._pass.handed, batch)
+            place.samples.handed(self._pass.number, self._pass.handed, sample_of(batch))
         return batch
+
+    def _fetch(self) -> Steps:
+        return (yield from self._taskd.meter.fetching(partial(next, self._source, END)))
 
     __next__ = around(Iterator.__next__, _next)
 

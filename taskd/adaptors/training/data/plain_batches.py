@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from taskd.adaptors.training.data.batch_samples import BatchSamples
+from taskd.adaptors.training.data.batch_samples import BatchSamples, sample_of
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import put, states_of
 from taskd.adaptors.training.data.loading import END, Meter
@@ -75,7 +75,7 @@ class PlainBatches:
         self._handed.append(given)
         place.pass_.handed = given.number + 1
         if place.samples is not None:
-            place.samples.handed(place.pass_.number, place.pass_.handed, given.batch)
+            place.samples.handed(place.pass_.number, place.pass_.handed, given.sample)
         return given.batch
 
     __next__ = around(Iterator.__next__, _next_batch)
@@ -143,7 +143,8 @@ class PlainBatches:
         drew = memory.mark() != before
         if not drew:
             memory.drew_nothing()
-        return Given(number, batch, before, memory.present() if drew else b"", place.beside)
+        sample = b"" if place.samples is None else sample_of(batch)
+        return Given(number, batch, before, memory.present() if drew else b"", place.beside, sample)
 
 
 class Given(NamedTuple):
@@ -152,6 +153,7 @@ class Given(NamedTuple):
     Attributes:
         before: their mark.
         after: their states, if any was drawn.
+        sample: of the batch as it was loaded: a step may have changed it since.
     """
 
     number: int
@@ -159,6 +161,7 @@ class Given(NamedTuple):
     before: bytes
     after: bytes
     beside: tuple[Any, ...]
+    sample: bytes
 
 
 class PassMemory:

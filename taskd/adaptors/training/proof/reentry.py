@@ -113,7 +113,7 @@ class ReentryProof:
     def returned(self) -> None:
         """The training function has returned."""
         if self.runs:
-            self._missed(_SKIPPED if self._tries else "the training ended first")
+            self._missed(_SKIPPED if self._tries and not self.redoes else "the training ended first")
 
     def failed(self, error: BaseException) -> None:
         """The step that is done again has raised what it did not raise the first time."""

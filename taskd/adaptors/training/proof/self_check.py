@@ -80,8 +80,9 @@ class SelfCheckRun:
         """
         verdict = CheckVerdict(outcome=CheckOutcome.NOT_EXACT, steps=(self._recovery.step,), reason=reason)
         logger.warning("self-check: %s", verdict.text)
-        if self._file is not None:
-            self._file.write(verdict)
+        if self._file is None:  # this process is a newcomer
+            self._file = self._verdict_file()
+        self._file.write(verdict)
         self._heed(verdict)
         if not self._link.config.allows_inexact:
             start_anew(self._runtime, f"the training is {verdict.text}")
@@ -99,7 +100,7 @@ class SelfCheckRun:
         if not dist.is_initialized():
             return
         world_size = dist.get_world_size()
-        self._file = VerdictFile(config.run_dir / config.job_id, world_size)
+        self._file = self._verdict_file()
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
             self._known_exact = known.outcome is CheckOutcome.EXACT
@@ -110,6 +111,10 @@ class SelfCheckRun:
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
         self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
+
+    def _verdict_file(self) -> VerdictFile:
+        config = self._link.config
+        return VerdictFile(config.run_dir / config.job_id, dist.get_world_size())
 
     def _hindered(self) -> str:
         if self._writes.found:
