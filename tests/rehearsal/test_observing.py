@@ -228,7 +228,9 @@ def test_of_a_start_behind_the_end_only_errors_and_last_lines_are_written(
     kill = Kill(3, 1, 2, Moment.BEHIND)
     if over:
         (tmp_path / "killed-3").touch()
-    observer = TrainingObserver(tmp_path, RehearsalOrder(last=3, least=1, after_s=1.0, kills=(kill,)), 0, 2)
+    left = Kill(2, 0, 9, Moment.STEPPED)
+    observer = TrainingObserver(tmp_path, RehearsalOrder(last=3, least=1, after_s=1.0, kills=(left, kill)), 0, 2)
+    assert (observer._deaths.planned(Moment.STEPPED, 9) is None) is over, "nobody dies in it"
     model = torch.nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     recovery = state._recovery
