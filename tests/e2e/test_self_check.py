@@ -57,7 +57,7 @@ def test_the_check_changes_nothing(make_job: MakeJob, how: str) -> None:
     assert job.results() == results(make_job, how), job.output
     script = SCRIPTS / "self_checked.py"
     said = re.sub(rf"{script}:\d+", f"{script}:N", job.output)
-    said = re.sub(r"unproven: rank [01]:", "unproven: rank R:", said)  # the first rank that speaks against it
+    said = re.sub(r"unproven: rank [01]:", "unproven: rank R:", said)  # the first rank to object is named
     if how == "empties":
         said = re.sub(r"log-[01]", "log-R", said)
     assert SHAPES[how].format(script=script, folder=job.folder) in said

@@ -40,8 +40,7 @@ class Deaths:
         tell: is told the kill right before it is done.
 
     Attributes:
-        end_step: the last step of a training that was over when a rank died behind it, and all started anew; None: it
-            is not over.
+        end_step: last step of the training, if this process was started anew after its end; else None.
     """
 
     def __init__(self, folder: Path, rank: int, ranks: int, kills: list[Kill], tell: Callable[[Kill], None]) -> None:

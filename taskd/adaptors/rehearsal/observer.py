@@ -8,7 +8,7 @@ Rules:
    what it sees. In its one file for each rank whole lines are added, so that what a killed process saw is known.
 3. At the last step the rank waits to be ended: all ranks have come there then. A script that has fewer steps ends by
    itself.
-4. Of processes that start anew behind the end of the training only errors and the last lines are written down.
+4. Processes that are started anew after the end of the training record only errors and the lines of their last step.
 """
 
 import json
@@ -129,7 +129,7 @@ class TrainingObserver:
             self._watch.start(frame)
 
     def returned(self) -> None:
-        """The training function has returned on all ranks."""
+        """Strike here, if planned: the training function has returned on all ranks."""
         self._deaths.at(Moment.BEHIND, self._step)
 
     # ---- what torch tells

@@ -147,7 +147,7 @@ class _Rehearsal:
             text = f"it has {steps} steps; {LEAST} are needed for kills: let it do more, or give --steps more"
             return self._report(Verdict(Outcome.UNKNOWN, "it is too short", (ScriptFinding("", text),)), again, steps)
         self._tell(f"under taskd, with {len(planned)} kills")
-        more_s = first.seconds if ends else 0.0  # it is done a second time from its beginning
+        more_s = first.seconds if ends else 0.0  # the last kill has the whole script run once more
         killed = self._job.run(replace(order, kills=tuple(planned)), taskd=True, more_s=more_s)
         runs = Rehearsed(first.records, again.records, killed.records, planned, killed.recoveries, _error(killed))
         if watched := suspects(runs):

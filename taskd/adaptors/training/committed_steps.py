@@ -139,7 +139,7 @@ class CommittedSteps:
         return self._positions.read().get(step) or self._start.get(step, b"")
 
     def batches_ahead(self) -> dict[str, bytes]:
-        """Return what the process before this one has recorded of the batches of its next step, by loader."""
+        """Return the predecessor's batch samples of the next step, by the name of the loader."""
         return batches_ahead(self._positions.entries(), self.step + 1)
 
     # Inside.

@@ -5,8 +5,8 @@ Rules:
 1. Each rank dies at least once if the steps suffice, and each kind of moment that the script has is struck, the worst
    ones first. No die is cast: the same script is rehearsed in the same way.
 2. Between two deaths there are at least `LEAST_GAP` steps, in which a recovery can show what it is worth.
-3. If the script comes to its end by itself, one more rank dies there, behind the training function. All processes start
-   anew then: that is seen last, and its steps are not compared.
+3. If the script ends by itself, one more rank dies after the training function has returned. All processes then start
+   anew. This kill is the last one, and the steps after it are not compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ _Times = Mapping[Moment, Mapping[int, Sequence[int]]]
 
 
 def plan(seen: Mapping[int, Seen], *, ends: bool = False) -> list[Kill]:
-    """The kills of a run whose undisturbed twin had these moments, by rank. `ends`: it came to its end by itself."""
+    """The kills of a run whose undisturbed twin had these moments, by rank. `ends`: the script ended by itself."""
     steps = min((one.steps for one in seen.values()), default=0)
     last = steps - _TAIL
     times: _Times = {

@@ -124,7 +124,7 @@ def _take(record: RankRecord, note: Mapping[str, Any]) -> None:
         case "printed":
             record.printed.append(Printed(step, note["text"], note["line"]))
         case "anew":
-            record.facts.died = {}  # what a process that outlived the death behind the training has raised
+            record.facts.died = {}  # raised by a survivor of the death after the training
         case "line":
             record.lines.setdefault(note["name"], []).append((note["line"], bool(note["behind"])))
         case _:

@@ -70,12 +70,12 @@ class Rehearsed:
 
     @property
     def ends_anew(self) -> bool:
-        """Whether all processes have started anew for the death behind the training function."""
+        """Whether the death after the training function had all processes start anew."""
         return len(self.in_training) < len(self.recoveries)
 
     @property
     def in_training(self) -> Sequence[dict[str, Any]]:
-        """The recoveries of the training itself: those before all started anew behind it."""
+        """Recoveries within the training: those before that new start."""
         done = {number for record in self.killed.values() for number, _ in record.killed}
         step = next((kill.step for kill in self.kills if kill.moment is Moment.BEHIND and kill.number in done), None)
         for number, one in enumerate(self.recoveries):

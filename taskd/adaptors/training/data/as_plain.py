@@ -84,7 +84,7 @@ class PlainPlace(PackedPosition):
         epochs: those of the state, if the script loops over them: a pass that is over is not begun again in its epoch.
         pass_: the present one.
         memory: of the present pass.
-        samples: of its batches, in a job that checks itself.
+        samples: samples of its batches; None in a job without the self-check.
     """
 
     def __init__(self, loader: Any) -> None:

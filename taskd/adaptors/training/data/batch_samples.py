@@ -1,13 +1,14 @@
-"""A digest of a few bytes of a loader's newest batch. With it a new process is compared with the one that it replaces.
+"""Digest of a few bytes of a loader's newest batch, by which a new process is compared with its predecessor.
 
 Rules:
 
-1. It is recorded with the place in the data, as a forward pass ends. If a rank dies behind that, its record tells what
-   the first batch of the new process must be.
-2. Some bytes in the interior of one tensor are read, in 1 to 4 us: of a list's first tensor, of a dictionary's last
-   one in alphabetical order (the order of its keys may be another in each process). Nothing is read of an accelerator
-   (it would wait for it), nor of a tensor that is not dense. No method of the script's own classes is called.
-3. Two batches are compared only if both are the same one of the same pass, in a world of the same size.
+1. The digest is recorded with the place in the data when a forward pass ends. If the rank dies later in that step, its
+   successor's first batch must have the same digest.
+2. Sampling reads 32 bytes of one tensor, in 1 to 4 us (`proof/samples.py` reads more, too slowly for each batch): of a
+   list's first tensor, or of the value of a dictionary's last key in alphabetical order, since insertion order may
+   differ between processes. It skips accelerator tensors, which would force a synchronization, and tensors that are
+   not dense. It calls no method of a container of the script's own class.
+3. Two batches are compared only if pass, number in the pass and world size agree.
 """
 
 import ctypes
@@ -23,18 +24,18 @@ _TAIL: Final = struct.Struct("<I")
 _WINDOW_BYTES: Final = 32
 _LARGE_BYTES: Final = 2 * _WINDOW_BYTES
 _Window: Final = ctypes.c_char * _WINDOW_BYTES
-_DEEP, _PARTS = 3, 4
-"""A batch is looked into so far, and at so many of its parts."""
+_DEPTH, _ITEMS = 3, 4
+"""Levels of nesting, and items of each list, that are searched for a tensor."""
 
 
 class BatchSamples:
     """Samples of one loader's batches.
 
     Attributes:
-        world_size: of the present world.
-        newest: of the batch that was handed out last; empty before the first.
-        expected: of a batch that is still to come, as another process had it; empty if none is known.
-        differs: whether that batch has come, and was another one.
+        world_size: number of ranks in the present world.
+        newest: sample of the batch that was handed out last; empty before the first.
+        expected: the predecessor's sample of a batch that is still to come; empty if there is none.
+        differs: whether that batch has come with another sample.
     """
 
     def __init__(self) -> None:
@@ -49,31 +50,31 @@ class BatchSamples:
         self.newest = head + sample
         if self.expected.startswith(head):
             if self.newest != self.expected:
-                self.differs, self.newest = True, self.expected  # who replaces this process is to expect the same
+                self.differs, self.newest = True, self.expected  # a successor is to be compared with the original
             self.expected = b""
 
 
 def sample_of(batch: Any) -> bytes:
     """Return a digest of some bytes of a batch; empty if it has no tensor that can be read."""
-    found = _bytes_of(batch, _DEEP)
+    found = _bytes_of(batch, _DEPTH)
     return _TAIL.pack(zlib.crc32(found)) if found else b""
 
 
-def _bytes_of(value: Any, deep: int) -> bytes:
+def _bytes_of(value: Any, depth: int) -> bytes:
     kind = type(value)
     if kind is torch.Tensor:
         return _of_tensor(value)
-    if not deep:
+    if not depth:
         return b""
     if kind is list or kind is tuple:
-        for one in value[:_PARTS]:
-            if found := _bytes_of(one, deep - 1):
+        for one in value[:_ITEMS]:
+            if found := _bytes_of(one, depth - 1):
                 return found
         return b""
     if isinstance(value, UserDict):  # of Hugging Face's tokenizers
         value = value.data
     if type(value) is dict and value:
-        return _bytes_of(value[max(value, key=str)], deep - 1)
+        return _bytes_of(value[max(value, key=str)], depth - 1)
     return b""
 
 

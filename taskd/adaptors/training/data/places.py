@@ -91,7 +91,7 @@ class LoaderPlace:
         epochs: those of the state.
 
     Attributes:
-        samples: of its batches, in a job that checks itself.
+        samples: samples of its batches; None in a job without the self-check.
     """
 
     def __init__(self, loader: Any, name: str, meter: Meter, epochs: Epochs) -> None:

@@ -153,7 +153,7 @@ class Given(NamedTuple):
     Attributes:
         before: their mark.
         after: their states, if any was drawn.
-        sample: of the batch as it was loaded: a step may have changed it since.
+        sample: sample of the batch as it was loaded. A step may change the batch in place.
     """
 
     number: int

@@ -204,7 +204,7 @@ class Parts:
             self._mark = None
 
     def sample_batches(self, world_size: int) -> None:
-        """Record some bytes of each loader's newest batch with its position, in a world of so many ranks."""
+        """Record a sample of each loader's newest batch with its position, from now on."""
         for name, place in self.places.items():
             if isinstance(place, LoaderPlace | PlainPlace):
                 place.samples = self.samples[name] = self.samples.get(name) or BatchSamples()

@@ -24,7 +24,7 @@ from taskd.adaptors.training.positions.position_file import PositionEntry, Posit
 IN_BACKWARD: Final = "\0backward"
 """Key of the mark of a backward pass, beside the names of the data's parts."""
 OF_BATCH: Final = "\0batch "
-"""Begins the key of what is known of a loader's newest batch; its name follows."""
+"""Prefix of the key of a loader's newest batch sample; the loader's name follows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def in_backward(entries: Iterable[PositionEntry]) -> LateMoves | None:
 
 
 def batches_ahead(entries: Sequence[PositionEntry], step: int) -> dict[str, bytes]:
-    """Return what is recorded of the newest batches of a step that is not committed, by the name of the loader."""
+    """Return the batch samples recorded ahead of a step's commit, by the name of the loader."""
     ahead, _ = _newest(entries)
     found = _unpacked(ahead[step]) if step in ahead else None
     data = {} if found is None else found[1]

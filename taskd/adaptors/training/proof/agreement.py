@@ -51,7 +51,7 @@ class Agreement:
             return self._failed(error)
 
     def object(self, question: str, reason: str) -> str:
-        """Say no to a question that this rank does not come to. Return what is decided. Nobody is waited for."""
+        """Reject a question without asking it, and return the decision. This does not wait for other ranks."""
         try:
             return self._decide(f"{self.prefix}/{question}", f"rank {self.rank}: {reason}")
         except RuntimeError as error:  # the others have waited for too long then

@@ -1,14 +1,13 @@
-"""The first batches of a new process must be those that the process before it was given.
+"""Check that a new process receives the same first batches as its predecessor did.
 
 Rules:
 
-1. A process that died behind the forward pass of a step has recorded some bytes of the batch of that step
-   (`data/batch_samples.py`). Whoever takes its place is given the same batch again.
-2. If that is another one, the new process has other data: the training is not exact, and all processes start anew, for
-   no restart.
-3. The new process judges behind its second commit: a recovery lasts until the first one. Where the training ends
-   before, the log says so.
-4. A process that died before that pass has recorded nothing of the step, and nothing is compared.
+1. A process that died after the forward pass of a step has recorded a sample of that step's batch
+   (`data/batch_samples.py`). Its successor must receive the same batch.
+2. If the batch differs, the training is not exact: all processes start anew, for no restart.
+3. The verdict comes after the successor's second commit, since a recovery lasts until the first. If the training ends
+   earlier, a difference is logged.
+4. A process that died before the forward pass has recorded no sample of the step, and nothing is compared.
 """
 
 import logging
@@ -21,15 +20,15 @@ from taskd.adaptors.training.recovery import StateRecovery
 
 logger = logging.getLogger(__name__)
 _COMMITS: Final = 2
-"""Of a new process, behind which it judges. A batch that has not come by then is not expected any more."""
+"""Commits of a new process before the verdict. A batch that has not come by then is no longer expected."""
 
 
 class FirstBatches:
     """The first-batch check of one process.
 
     Args:
-        recovery: that of the state whose loaders they come from.
-        differs: called behind the second commit with what differs.
+        recovery: recovery of the state that has the loaders.
+        differs: called after the second commit with the difference, in words.
     """
 
     def __init__(self, recovery: StateRecovery, differs: Callable[[str], None]) -> None:
@@ -38,22 +37,22 @@ class FirstBatches:
 
     @property
     def owes(self) -> bool:
-        """Whether it wants to hear of the next commit."""
+        """Whether `committed` is to be called at the next commit."""
         return self._left > 0
 
     def enter(self, *, is_new: bool) -> None:
-        """The training function is about to be called. `is_new`: for the first time, in another process's place."""
+        """Start before a call of the training function. `is_new`: it is the first call in a replacement process."""
         parts = self._recovery.parts
         parts.sample_batches(dist.get_world_size() if dist.is_initialized() else 1)
         expected = self._recovery.batches_ahead() if is_new else {}
         for name, batch in expected.items():
             if name in parts.samples:
                 parts.samples[name].expected = batch
-        if expected or self._left:  # a fault has come before it could judge
+        if expected or self._left:  # the latter: a second fault came before the verdict
             self._left = _COMMITS
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Count a committed step, and give the verdict after the last one."""
         if self._left:
             self._left -= 1
             if not self._left:
@@ -62,7 +61,7 @@ class FirstBatches:
                     self._differs(text)
 
     def close(self) -> None:
-        """The training function was left for good."""
+        """End with the training. Log a difference that had no verdict yet."""
         if self._left and (text := self._found):
             logger.warning("the training is not exact: %s", text)
         self._left = 0
@@ -75,7 +74,7 @@ class FirstBatches:
 
     @property
     def _found(self) -> str:
-        """What differs; "" if nothing does."""
+        """The difference, in words; "" for none."""
         for name, samples in self._recovery.parts.samples.items():
             if samples.differs:
                 return f"the batches of {name!r}: a new process was given another one than the process before it"

@@ -55,9 +55,9 @@ class NoFirstSteps:
 
 
 class WatchedSteps:
-    """Watches parameters in evaluations, what is alike on all ranks, and a new process's first batches.
+    """Checks in every process of a job with the self-check.
 
-    In any process of a job that checks itself.
+    Watched are parameters in evaluations, what is alike on all ranks, and a new process's first batches.
     """
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:

@@ -6,8 +6,8 @@ Rules:
    optimizer changes anything, and enter it again at the last committed step. No group is formed anew, and no state is
    copied: it costs one step. An optimizer that is given a closure has called it for the first time then.
 2. They leave only if all have agreed to (`agreement.py`): a rank that would not come there, or whose step could not be
-   done again, says why, and the verdict is `unproven`. If no optimizer has stepped on some rank (a gradient scaler
-   skips steps until its scale fits), all try a later step.
+   done again, says why, and the verdict is `unproven`. If no optimizer steps on some rank (a gradient scaler skips
+   steps until its scale fits), all ranks try a later step.
 3. What the step consists of (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
    are not deterministic may give slightly different gradients.
 4. Any other difference means that the script keeps something that a recovery does not put back. The proof has then
@@ -39,7 +39,7 @@ COMMITS_BEFORE: Final = 2
 _LEAVE_S: Final = 5.0
 """Ranks come out of a backward pass together; the slowest then reads its gradients."""
 _TRIES: Final = 7
-"""The steps between two tries double, up to step 66: a scale of 2**32 fits half precision after some 20 steps."""
+"""Steps that are tried: 3, 4, 6, 10, 18, 34, 66. A scale of 2**32 fits half precision after some 20 steps."""
 _SKIPPED: Final = "no optimizer has made a step that could be watched"
 _RETURN_S: Final = 120.0
 """What the training function does before its first step may take one rank longer than another."""
@@ -88,7 +88,7 @@ class ReentryProof:
         self._hooks: list[RemovableHandle] = []
         self._first: StepDigests | None = None
         self._line = ""
-        self._commits, self._tries = COMMITS_BEFORE, 0
+        self._commits_before, self._tries = COMMITS_BEFORE, 0
         self.stage = ProofStage.WAITING
 
     @property
@@ -103,7 +103,7 @@ class ReentryProof:
 
     def committed(self) -> None:
         """A step is committed."""
-        if self.stage is ProofStage.WAITING and self._recovery.commits >= self._commits:
+        if self.stage is ProofStage.WAITING and self._recovery.commits >= self._commits_before:
             self._arm()
         elif self.stage is ProofStage.ARMED:
             self._skipped()
@@ -201,19 +201,19 @@ class ReentryProof:
         return True
 
     def _skipped(self) -> None:
-        """The step was committed: this rank has not asked to leave it, or some other rank has skipped it."""
+        """Try a later step: the armed one was committed, and an optimizer did not step on this rank or another."""
         agreed = self._agreement.object(self._question(self._recovery.step), _SKIPPED)
         self._tries += 1
         if not agreed.endswith(_SKIPPED) or self._tries == _TRIES:
             self._end(CheckOutcome.UNPROVEN, agreed)
             return
         self._unhook()
-        self._commits = self._recovery.commits + 2 ** (self._tries - 1) - 1
+        self._commits_before = self._recovery.commits + 2 ** (self._tries - 1) - 1
         self.stage = ProofStage.WAITING
         self.committed()
 
     def _question(self, step: int | None = None) -> str:
-        """Name what is agreed on: whether the present step, or `step`, is left."""
+        """Return the question whether all ranks leave this step; by default the present one."""
         return f"leave/{self._recovery.step + 1 if step is None else step}"
 
     def _unfit(self) -> str:
