@@ -1,4 +1,4 @@
-"""A training function that would not be exact after a recovery in place: its job starts anew at a fault."""
+"""A training function that counts batches: it counts on, or its job starts anew at a fault."""
 
 import pytest
 
@@ -6,14 +6,15 @@ from tests.e2e.conftest import MakeJob
 from tests.e2e.job import SCRIPTS
 from tests.e2e.plan import Points, point
 
-LINES = (SCRIPTS / "counts.py").read_text().splitlines()
-COUNTS = next(number for number, text in enumerate(LINES, 1) if " in enumerate(loader)" in text)
-FOUND = f"counts.py:{COUNTS} counts the batches of 'loader' with 'i', and "
+REFUSED = "counts_of_iterator.py"
+LINES = (SCRIPTS / REFUSED).read_text().splitlines()
+COUNTS = next(number for number, text in enumerate(LINES, 1) if " in enumerate(" in text)
+FOUND = f"{REFUSED}:{COUNTS} counts the batches of 'loader' with 'i', and "
 
 
-def run(make_job: MakeJob, points: Points, **env: str | None) -> tuple[list[dict[str, object]], str, bool]:
+def run(make_job: MakeJob, name: str, points: Points, **env: str | None) -> tuple[list[dict[str, object]], str, bool]:
     """What the ranks end with, the output, and whether all started anew; killed where there is a point."""
-    job = make_job(2).start("counts.py", {"points": points}, env=env)
+    job = make_job(2).start(name, {"points": points}, env=env)
     restarts = False
     for number, where in enumerate(points, start=1):
         job.kill(where["name"])
@@ -23,15 +24,25 @@ def run(make_job: MakeJob, points: Points, **env: str | None) -> tuple[list[dict
 
 
 @pytest.mark.slow
+def test_a_count_goes_on(make_job: MakeJob) -> None:
+    """With the weights that stock has, and in place: each rank is killed once, so both have a new process."""
+    stock, _, _ = run(make_job, "counts.py", [], TASKD_PROCESS_ENABLE=None)
+    results, output, restarts = run(make_job, "counts.py", [point("one", 1, 4, "begin"), point("two", 0, 6, "begin")])
+    assert not restarts
+    assert "counts the batches" not in output
+    assert results == stock
+
+
+@pytest.mark.slow
 def test_a_count_that_matters(make_job: MakeJob) -> None:
     """Refused: all start anew, with the weights that stock has. Allowed: in place, with others, and a warning."""
-    stock, _, _ = run(make_job, [], TASKD_PROCESS_ENABLE=None)
+    stock, _, _ = run(make_job, REFUSED, [], TASKD_PROCESS_ENABLE=None)
     one = [point("one", 1, 4, "begin")]
-    results, output, restarts = run(make_job, one)
+    results, output, restarts = run(make_job, REFUSED, one)
     assert FOUND in output
     assert restarts
     assert results == stock
-    results, output, restarts = run(make_job, one, TASKD_INEXACT="allow")
+    results, output, restarts = run(make_job, REFUSED, one, TASKD_INEXACT="allow")
     assert FOUND in output
     assert ": not exact after a recovery. Count with state.step" in output
     assert not restarts

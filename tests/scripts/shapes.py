@@ -126,12 +126,38 @@ SHAPES = (
         16, "counting_wrapper", "a wrapper counts passes for the sampler", (Place("backward", 20),), needs_check=True
     ),
     Shape(17, "sampler_counts_passes", "a sampler counts its own passes", (Place("backward", 20),), needs_check=True),
-    Shape(18, "enumerate_rate", "the rate follows enumerate", (Place("backward", 20),), needs_check=True),
-    Shape(18, "enumerate_accumulate", "steps are made by enumerate", (Place("backward", 19),), needs_check=True),
     Shape(
-        18, "enumerate_critic", "one of two optimizers steps by enumerate", (Place("backward", 20),), needs_check=True
+        18,
+        "enumerate_rate",
+        "the rate follows enumerate",
+        (Place("backward", 20),),
+        needs_check=True,
+        allowed=(Grade.IDENTICAL,),
     ),
-    Shape(18, "enumerate_break", "epochs end by enumerate", (Place("backward", 12),), needs_check=True),
+    Shape(
+        18,
+        "enumerate_accumulate",
+        "steps are made by enumerate",
+        (Place("backward", 19),),
+        needs_check=True,
+        allowed=(Grade.IDENTICAL,),
+    ),
+    Shape(
+        18,
+        "enumerate_critic",
+        "one of two optimizers steps by enumerate",
+        (Place("backward", 20),),
+        needs_check=True,
+        allowed=(Grade.IDENTICAL,),
+    ),
+    Shape(
+        18,
+        "enumerate_break",
+        "epochs end by enumerate",
+        (Place("backward", 12),),
+        needs_check=True,
+        allowed=(Grade.IDENTICAL,),
+    ),
     Shape(
         19,
         "leftover_batch",

@@ -1,17 +1,16 @@
-# ruff: noqa: B007, B023, B905, UP028
+# ruff: noqa: B007, UP028
 """Training functions, as people write them, that would not be exact after a recovery: each with what is found.
 
 They are read, and never called. `tests/training/test_reading.py` compares.
 """
 
-from itertools import islice
+import itertools
 
 import torch
 from torch.nn.functional import cross_entropy
 
 from tests.training.shapes import (
     EPOCHS,
-    K,
     evaluate,
     finds,
     learn,
@@ -25,33 +24,10 @@ from tests.training.shapes import (
 
 
 @finds("i")
-def accum_misaligned():
+def critic_of_an_iterator():
     for epoch in state.epochs(EPOCHS):
-        for i, (x, y) in enumerate(loader):
-            loss = cross_entropy(model(x), y) / K
-            loss.backward()
-            if i % K == 0:
-                optimizer.step()
-                optimizer.zero_grad()
-                state.commit()
-
-
-@finds("i")
-def accum_last_partial():
-    for epoch in state.epochs(EPOCHS):
-        for i, (x, y) in enumerate(loader):
-            loss = cross_entropy(model(x), y) / K
-            loss.backward()
-            if (i + 1) % K == 0 or i + 1 == len(loader):
-                optimizer.step()
-                optimizer.zero_grad()
-                state.commit()
-
-
-@finds("i")
-def critic():
-    for epoch in state.epochs(EPOCHS):
-        for i, (x, y) in enumerate(loader):
+        batches = iter(loader)
+        for i, (x, y) in enumerate(batches):
             cross_entropy(model(x), y).backward()
             if i % 5 == 0:
                 optimizer.step()
@@ -59,19 +35,19 @@ def critic():
 
 
 @finds("i")
-def break_after():
+def left_behind_the_commit():
     for epoch in state.epochs(EPOCHS):
         for i, (x, y) in enumerate(loader):
-            if i >= 20:
-                break
             learn(x, y)
             state.commit()
+            if i + 1 == 20:
+                break
 
 
-@finds("islice")
-def a_number_of_batches():
+@finds("itertools.islice")
+def a_number_of_batches_by_the_module():
     for epoch in state.epochs(EPOCHS):
-        for x, y in islice(loader, 20):
+        for x, y in itertools.islice(loader, 20):
             learn(x, y)
             state.commit()
 
@@ -237,25 +213,6 @@ def function_per_epoch():
         print(last)
 
 
-def adjust(optimizer, epoch, at, total):
-    lr = 0.1 * (epoch + at / total)
-    for g in optimizer.param_groups:
-        g["lr"] = lr
-
-
-def warm_up(model, loader, optimizer, epoch):
-    for i, (x, y) in enumerate(loader):
-        adjust(optimizer, epoch, i, len(loader))
-        learn(x, y)
-        state.commit()
-
-
-@finds("i")
-def warmup_in_function():
-    for epoch in state.epochs(EPOCHS):
-        warm_up(model, loader, optimizer, epoch)
-
-
 def cycle(dl):
     epoch = 0
     while True:
@@ -314,38 +271,6 @@ def max_steps():
             step += 1
             if step == 40:
                 return
-
-
-@finds("zip")
-def zip_range():
-    for epoch in state.epochs(EPOCHS):
-        for _, (x, y) in zip(range(20), loader):
-            learn(x, y)
-            state.commit()
-
-
-@finds("i")
-def seed_by_i():
-    for epoch in state.epochs(EPOCHS):
-        for i, (x, y) in enumerate(loader):
-            torch.manual_seed(1000 * epoch + i)
-            learn(x, y)
-            state.commit()
-
-
-@finds("i")
-def closure():
-    for epoch in state.epochs(EPOCHS):
-        for i, (x, y) in enumerate(loader):
-
-            def closure():
-                optimizer.zero_grad()
-                loss = cross_entropy(model(x), y) * (1 + i)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
-            state.commit()
 
 
 @finds("group['lr']")

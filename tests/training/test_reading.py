@@ -18,7 +18,7 @@ import torch
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.reading import ReadFinding, Weight, read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
-from tests.training import shapes_exact, shapes_found, shapes_kept, shapes_warned
+from tests.training import shapes_counted, shapes_exact, shapes_found, shapes_kept, shapes_warned
 from tests.training.shapes import FOUND, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,12 +45,12 @@ def test_what_is_read_in_a_training_function(name: str) -> None:
 
 
 def test_a_finding_names_both_lines() -> None:
-    first = shapes_found.critic.__code__.co_firstlineno
-    (found,) = read(shapes_found.critic)
+    first = shapes_found.critic_of_an_iterator.__code__.co_firstlineno
+    (found,) = read(shapes_found.critic_of_an_iterator)
     file = shapes_found.__file__
-    assert found.line == f"{file}:{first + 3}"
-    assert found.text.startswith(f"{file}:{first + 3} counts the batches of 'loader' with 'i', and ")
-    assert f" {file}:{first + 6} (optimizer.step()) depends on it" in found.text
+    assert found.line == f"{file}:{first + 4}"
+    assert found.text.startswith(f"{file}:{first + 4} counts the batches of 'loader' with 'i', and ")
+    assert f" {file}:{first + 7} (optimizer.step()) depends on it" in found.text
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,9 @@ class Peer:
         self.refused = no_rebuild
 
 
-def enter(peer: Any, function: Callable[[], None] = shapes_found.critic, *, tells: bool = True) -> Refusals:
+def enter(
+    peer: Any, function: Callable[[], None] = shapes_found.critic_of_an_iterator, *, tells: bool = True
+) -> Refusals:
     refusals = Refusals(peer.refuse, tells)
     refuse_inexact(function, NOTHING, state, refusals, peer)
     return refusals
@@ -189,7 +191,7 @@ def test_what_fails_in_the_reading_stops_no_training(caplog: pytest.LogCaptureFi
 
 
 def test_every_shape_is_played() -> None:
-    modules = shapes_exact.__file__, shapes_found.__file__, shapes_kept.__file__
+    modules = (one.__file__ for one in (shapes_counted, shapes_exact, shapes_found, shapes_kept))
     assert {function.__code__.co_filename for function, _ in FOUND.values()} == set(modules)
     assert len(FOUND) > 45
 
@@ -200,9 +202,8 @@ PROGRAMS = [
     *(ROOT / "examples" / name for name in ("digits_ddp.py", "chargpt_ddp.py")),
 ]
 EXPECTED = {
-    *("batch_ahead", "counting_wrapper", "enumerate_accumulate", "enumerate_break", "enumerate_critic"),
-    *("enumerate_rate", "leftover_batch", "logged_exceptions", "look_at_batch", "loss_behind_loop", "prefetcher"),
-    "stochastic_depth",
+    *("batch_ahead", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch", "loss_behind_loop"),
+    *("prefetcher", "stochastic_depth"),
 }
 """Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}

@@ -75,6 +75,7 @@ CHECKING_MODULES: Final = (
     "taskd.adaptors.training.proof.alike",
     "taskd.adaptors.training.proof.first_batches",
     "taskd.adaptors.training.proof.parameters",
+    "taskd.adaptors.training.proof.reading",
     "taskd.adaptors.training.proof.self_check",
     "taskd.adaptors.training.proof.setup_facts",
 )

@@ -58,7 +58,7 @@ class Runtime:
         self.world = GroupWorld(self.recorder.break_collectives if frees else None, self.recorder.naming)
         self.session: RunningFunction | None = None
         """The resilient function that runs."""
-        self.code: object = None
+        self.function: object = None
         """That of the newest one."""
         self._tripwire = Tripwire(self._is_inside, interrupt)
         self.verified = Verified(self.world.groups, self.leave_wait)

@@ -27,7 +27,7 @@ from taskd.adaptors.training import failures
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
-from taskd.adaptors.training.proof.first_steps import first_steps_of, read_beforehand
+from taskd.adaptors.training.proof.first_steps import counted, first_steps_of, read_beforehand
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.runtime import Runtime, current
@@ -71,21 +71,27 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 recovery.parts.taken.enter(function)
                 tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
                 read_beforehand(function, (args, kwargs), state, runtime)
-                session = Session(runtime, recovery, getattr(function, "__code__", function))
-                return session.run(lambda: function(*args, **kwargs))
+                session = Session(runtime, recovery, _name_of(function))
+                return session.run(counted(lambda: function(*args, **kwargs), function, (args, kwargs), state, runtime))
 
         return run
 
     return decorate
 
 
-class Session:
-    """One resilient function of this process, over all generations. `code` tells it from others."""
+def _name_of(function: Callable[..., object]) -> object:
+    """What tells a function from others. Its code may become another one (`data/counts.py`)."""
+    code = getattr(function, "__code__", None)
+    return function if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
 
-    def __init__(self, runtime: Runtime, recovery: StateRecovery, code: object) -> None:
-        again = runtime.link.inside and runtime.code == code  # the script has caught what it was left by
+
+class Session:
+    """One resilient function of this process, over all generations. `name` tells it from others."""
+
+    def __init__(self, runtime: Runtime, recovery: StateRecovery, name: object) -> None:
+        again = runtime.link.inside and runtime.function == name  # the script has caught what it was left by
         runtime.world.section += not again
-        self._runtime, runtime.code = runtime, code
+        self._runtime, runtime.function = runtime, name
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()

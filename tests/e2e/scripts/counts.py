@@ -1,4 +1,4 @@
-"""A training whose learning rate follows `enumerate(loader)`: a recovery in place would begin its count anew."""
+"""A training whose learning rate follows `enumerate(loader)`, which goes on counting after a recovery."""
 
 import hashlib
 import json

@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.batch_samples import BatchSamples, sample_of
+from taskd.adaptors.training.data.counts import opened
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import (
     GOLDEN,
@@ -63,6 +64,7 @@ class Pass(msgspec.Struct, array_like=True):
         left_at: at how many batches the pass before was left unfinished, 0 if it was not.
         starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
         sampler: the `state_dict` of each stateful sampler, encoded, as it began.
+        is_counted: whether the script counts its batches, and a new process is to go on counting.
     """
 
     root: int
@@ -74,6 +76,7 @@ class Pass(msgspec.Struct, array_like=True):
     left_at: int = 0
     starts: list[bytes] = msgspec.field(default_factory=list)
     sampler: list[bytes | None] = msgspec.field(default_factory=list)
+    is_counted: bool = False
 
     @property
     def seed(self) -> int:
@@ -92,6 +95,7 @@ class LoaderPlace:
 
     Attributes:
         samples: samples of its batches; None in a job without the self-check.
+        is_counted: whether the script counts its batches, and counts on after a recovery.
     """
 
     def __init__(self, loader: Any, name: str, meter: Meter, epochs: Epochs) -> None:
@@ -99,6 +103,7 @@ class LoaderPlace:
         self.meter = meter
         self.restores = 0
         self.samples: BatchSamples | None = None
+        self.is_counted = False
         self._loader = weakref.ref(loader)
         self._epochs = epochs
         self._iterable = isinstance(loader.dataset, IterableDataset)
@@ -135,11 +140,13 @@ class LoaderPlace:
                 self._see_skipping(now.handed)
         elif now is self._pass:
             now.starts = self._states()
+        now.is_counted = self.is_counted
         return msgspec.msgpack.encode(now)
 
     def unpack(self, data: bytes) -> None:
         """Go back to what `pack` returned, with the next iterator. Raises `msgspec.DecodeError` for anything else."""
         self._resume, self._lent = msgspec.msgpack.decode(data, type=Pass), None
+        self.is_counted |= self._resume.is_counted
         self.restores += 1
 
     # What the iterators call.
@@ -202,6 +209,7 @@ class LoaderPlace:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
         if begun.number > 0:
             self._epochs.begin_again()
+        opened.note(begun.handed)
         return batches.enter(begun)
 
     def _see_skipping(self, handed: int) -> None:

@@ -4,31 +4,37 @@ Rules:
 
 1. Read are the function and the functions of the script that it calls, by definition and use (`flow`). Nothing of the
    script is run. What has no text, or is a library's, is not read, and nothing is told of it.
-2. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
+2. Calls that count a loader's batches go on counting after a recovery, where that mends what was found.
+3. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
    printed, logged or saved is no finding. Nor is what the state, its step, or the loader's place makes right again.
-3. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone. What
+4. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone. What
    matters at one step alone, or beside the training, is a warning.
-4. Whatever fails in the reading is logged, and the training begins.
+5. Whatever fails in the reading is logged, and the training begins.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import Sampler
 
+from taskd.adaptors.training.data.counts import CountedCall, count_on
+from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.flow.expressions import TooMuch
-from taskd.adaptors.training.proof.flow.scope import code_of, forget_text, plain_function
+from taskd.adaptors.training.proof.flow.scope import Code, code_of, forget_text, plain_function
 from taskd.adaptors.training.proof.flow.statements import Statements
 from taskd.adaptors.training.proof.flow.values import Taint, TaintKind
 from taskd.adaptors.training.state import TrainState
+from taskd.errors import RefusedError
 from taskd.runtime.worker.worker import WorkerLink
 
 _log = logging.getLogger(__name__)
 _MOST_TOLD: Final = 5
+_COUNTS: Final = (TaintKind.INDEX, TaintKind.CUT, TaintKind.BEGINS)
+"""What a call that counts on mends."""
 _LOOKS: Final = "{} looks at a batch, and would get another one in a step that is done twice"
 
 
@@ -93,35 +99,92 @@ def refuse_inexact(
 def read_function(
     function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState
 ) -> list[ReadFinding]:
-    """What is found in a training function, in the order of its lines."""
-    called, own, first = plain_function(function)
-    code = code_of(called)
-    if code is None or code.function is None:
-        return []
+    """What is found in a training function, in the order of its lines.
+
+    Calls that count batches, and matter, count on from now on.
+    """
+    reader, _ = _read(function, given, state)
+    return [] if reader is None else _as_findings(reader)
+
+
+def count_as_before(function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState) -> None:
+    """In a new process: have those calls count on that do in the others.
+
+    Raises:
+        RefusedError: they are not found in the script.
+    """
+    try:
+        _, calls = _read(function, given, state)
+    except Exception as error:
+        raise RefusedError(f"this process cannot read where the script counts batches: {error!r}") from error
+    if not calls:
+        raise RefusedError("this process does not find where the script counts batches: is its text another one?")
+
+
+def _read(
+    function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState
+) -> tuple[Statements | None, list[CountedCall]]:
+    """Read the function; again, if there are calls whose counting on mends something. Return these, too."""
+    code, first = _text_of(function)
+    if code is None:
+        return None, []
     parts = state._recovery.parts
     loaders = {id(part): name for name, part in parts.positions.items() if not isinstance(part, Sampler)}
     loaders |= {id(loader): name for name, place in parts.places.items() if (loader := getattr(place, "loader", None))}
-    reader = Statements(state, parts.all, loaders)
+    counting = {name: place for name, place in parts.places.items() if isinstance(place, LoaderPlace)}
+    arguments = (*first, *given[0]), given[1]
+
+    def read(counted: list[CountedCall]) -> Statements:
+        reader = Statements(state, parts.all, loaders, counting, counted)
+        try:
+            reader.read_training(code, *arguments)
+        except TooMuch:
+            _log.info("the training function is longer than what is read of it beforehand")
+            reader.complete = False
+        return reader
+
     try:
-        reader.read_training(code._replace(own=own), (*first, *given[0]), given[1])
-    except TooMuch:
-        _log.info("the training function is longer than what is read of it beforehand")
+        reader = read([])
+        places = {one.place for one in reader.findings if one.kind in _COUNTS}
+        calls = (
+            [*{call: None for place, call in reader.countable.items() if place in places}] if reader.complete else []
+        )
+        again = read(calls) if calls else reader
+        if not calls or not again.complete or any(one.kind is TaintKind.LEAVES for one in _mattering(again)):
+            return reader, []
     finally:
         forget_text()
-    return _as_findings(reader)
+    count_on(calls)
+    for call in calls:
+        counting[call.loader].is_counted = True
+    return again, calls
+
+
+def _text_of(function: Any) -> tuple[Code | None, tuple[Any, ...]]:
+    """The text of a training function, and the arguments that it was bound to."""
+    called, own, first = plain_function(function)
+    code = code_of(called)
+    return (None if code is None or code.function is None else code._replace(own=own)), first
+
+
+def _mattering(reader: Statements) -> Iterator[Taint]:
+    """The sources that matter."""
+    counts = {one.name for one in reader.findings if one.kind in (*_COUNTS, TaintKind.AHEAD)}
+    right = {(one.kind, one.place) for one in reader.right}
+    for source in reader.findings:
+        left_right = source.kind is TaintKind.LEAVES and reader.asks_first
+        counted = source.kind is TaintKind.CARRIED and source.name in counts
+        if (
+            not (left_right or counted or _is_gone_through_again(source, reader))
+            and (source.kind, source.place) not in right
+        ):
+            yield source
 
 
 def _as_findings(reader: Statements) -> list[ReadFinding]:
-    counts = {one.name for one in reader.findings if one.kind in (TaintKind.INDEX, TaintKind.BEGINS, TaintKind.AHEAD)}
-    right = {(one.kind, one.place) for one in reader.right}
     found: dict[tuple[str, str], ReadFinding] = {}
-    for source, (place, text) in reader.findings.items():
-        if source.kind is TaintKind.LEAVES and reader.asks_first:
-            continue
-        if _is_gone_through_again(source, reader):
-            continue
-        if (source.kind, source.place) in right or (source.kind is TaintKind.CARRIED and source.name in counts):
-            continue
+    for source in _mattering(reader):
+        place, text = reader.findings[source]
         used = f"{place} ({text})" if text else place
         found.setdefault((source.name, source.kind.name), _WORDS[source.kind](source, used))
     named = {one.line for (name, kind), one in found.items() if kind == TaintKind.BEGINS.name and name != "range"}

@@ -30,6 +30,8 @@ from taskd.adaptors.training.proof.flow.values import (
 
 _EMPTY_FAILS: Final = frozenset({"max", "min", "mean", "fmean", "median", "stack", "cat", "concat", "vstack", "hstack"})
 """Functions that raise an error for an empty list. numpy's `mean` does not, and is told apart by its module."""
+_SHOWING: Final = frozenset({"tqdm", "track"})
+"""Functions that show how far a loop has come, and give what they go over."""
 _COPYING: Final = frozenset({"deepcopy", "copy"})
 """Functions that give another one of what they are given."""
 _RECKONING: Final = frozenset(
@@ -122,7 +124,7 @@ class Calls(Iterating):
             return whole._replace(zero=arguments[0].zero)
         first = arguments[0].shape if arguments else None
         if first is not None and first.loader:
-            return Value(shape=first)  # tqdm(loader) and the like
+            return Value(shape=first._replace(each=first.each and name in _SHOWING))
         if owner.shape is not None and owner.shape.loader and not arguments:
             return Value(shape=owner.shape)
         if of_step and name not in _RECKONING and name not in _MAKING:

@@ -8,12 +8,13 @@ Rules:
 """
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
 from torch.utils.data import DataLoader, Sampler
 
+from taskd.adaptors.training.data.counts import CountedCall
 from taskd.adaptors.training.data.indices import samplers
 from taskd.adaptors.training.proof.flow.counting import AlignedCounts
 from taskd.adaptors.training.proof.flow.meanings import is_part, is_plain
@@ -52,10 +53,22 @@ class Expressions:
         state: the `TrainState`.
         parts: its parts by name.
         loaders: names of the loaders of the state, by the ids of what a script may have them as.
+        counting: names of the loaders whose batches a call can go on counting after a recovery.
+        counted: calls that do.
+
+    Attributes:
+        countable: calls that could, by the place of what they count.
+        complete: whether all was read.
     """
 
-    def __init__(self, state: Any, parts: Mapping[str, Any], loaders: Mapping[int, str]) -> None:
-        self.state, self.parts, self.loaders = state, parts, loaders
+    def __init__(
+        self, state: Any, parts: Mapping[str, Any], loaders: Mapping[int, str],
+        counting: Container[str] = (), counted: Iterable[CountedCall] = (),
+    ) -> None:  # fmt: skip
+        self.state, self.parts, self.loaders, self.counting = state, parts, loaders, counting
+        self.counted = frozenset((one.place, one.name) for one in counted)
+        self.countable: dict[str, CountedCall] = {}
+        self.complete = True
         self.part_ids = frozenset(
             id(part) for part in parts.values() if id(part) not in loaders and not isinstance(part, Sampler)
         )
@@ -132,7 +145,7 @@ class Expressions:
             const=obj if is_plain(obj) else MISSING,
             obj=obj,
             part=id(obj) in self.part_ids or is_part(obj),
-            shape=Elements(loader) if loader else None,
+            shape=Elements(loader, each=True) if loader else None,
         )
 
     # The kinds of expressions.

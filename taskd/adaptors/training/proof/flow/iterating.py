@@ -4,6 +4,8 @@ Rules:
 
 1. The state's loader goes on where it stood. What counts beside it, or cuts it, begins anew: a source of its own.
 2. What begins at the state's step does not.
+3. Nor does a call that counts on (`data/counts.py`). Which could is known when the function has been read; if one of
+   them matters, the function is read again.
 """
 
 import ast
@@ -12,8 +14,19 @@ import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
+from taskd.adaptors.training.data.counts import CountedCall, can_count_on
 from taskd.adaptors.training.proof.flow.functions import Functions
-from taskd.adaptors.training.proof.flow.values import PLAIN, VARYING, Elements, Root, Taint, TaintKind, Value, combine
+from taskd.adaptors.training.proof.flow.values import (
+    MISSING,
+    PLAIN,
+    VARYING,
+    Elements,
+    Root,
+    Taint,
+    TaintKind,
+    Value,
+    combine,
+)
 
 
 class Iterating(Functions):
@@ -28,7 +41,8 @@ class Iterating(Functions):
             return combine([over])._replace(
                 shape=Elements(element=Value(shape=Elements(items=(VARYING, self.element(over)))))
             )
-        if shape.epochs or start.root is Root.STEP:
+        counts_on = not start.taints and start.root is Root.FIXED and self._counts_on(node, over)
+        if shape.epochs or start.root is Root.STEP or counts_on:
             number = Value(root=Root.STEP)
         else:
             source = Taint(TaintKind.INDEX, "enumerate", self.frame.place(node), shape.loader)
@@ -41,10 +55,21 @@ class Iterating(Functions):
         loader = next((one.loader for one in shapes if one.loader), "")
         if not loader:
             return self._whole(node, arguments, words)
-        items = map(self.element, arguments)
-        ends = any(one.cut and not one.loader for one in shapes)
-        cut = None if not ends else Taint(TaintKind.CUT, "zip", self.frame.place(node), loader)
-        return Value(shape=Elements(loader, Value(shape=Elements(items=tuple(items))), cut=cut))
+        items = tuple(map(self.element, arguments))
+        beside = [one for one in shapes if not one.loader]
+        over = next(one for one in arguments if one.shape is not None and one.shape.loader)
+        ranges = [arg for arg, one in zip(node.args, shapes, strict=False) if _is_range(one)]
+        if (
+            len(ranges) == len(beside) == len(shapes) - 1
+            and self._is_itself(over)
+            and self._counts_on(node, over, *ranges)
+        ):
+            items = tuple(
+                Value(root=Root.STEP) if _is_range(one) else item for one, item in zip(shapes, items, strict=True)
+            )
+            beside = []
+        cut = Taint(TaintKind.CUT, "zip", self.frame.place(node), loader) if any(one.cut for one in beside) else None
+        return Value(shape=Elements(loader, Value(shape=Elements(items=items)), cut=cut))
 
     def ranged(self, node: ast.Call, arguments: list[Value], _: dict[str, Value]) -> Value:
         """`range` and `count`: they begin anew unless the state's step is in them."""
@@ -65,11 +90,16 @@ class Iterating(Functions):
         skips = len(bounds) > 1 and start.const not in (0, None)
         counts = stop.const is not None and stop.root is not Root.STEP
         cut = Taint(TaintKind.CUT, "islice", self.frame.place(node), over.shape.loader) if skips or counts else None
+        if cut is not None and len(bounds) == 1 and self._is_itself(over) and self._counts_on(node, over):
+            cut = None
         return over._replace(shape=over.shape._replace(cut=cut))
 
     def iterator(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """`iter(loader)`, and what else goes over the same."""
-        return arguments[0] if len(arguments) == 1 else self._whole(node, arguments, words)
+        """`iter(loader)`, and what else goes over the same: it may stand in the midst of a pass."""
+        if len(arguments) != 1:
+            return self._whole(node, arguments, words)
+        shape = arguments[0].shape
+        return arguments[0] if shape is None else arguments[0]._replace(obj=MISSING, shape=shape._replace(each=False))
 
     def next_of(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
         """The next batch, if it is one."""
@@ -84,6 +114,27 @@ class Iterating(Functions):
             self.find(Taint(kind, "next", self.frame.place(node), over.shape.loader), node)
         return self.element(over)
 
+    def _is_itself(self, over: Value) -> bool:
+        """Whether that is a loader, and nothing around one."""
+        return id(over.obj) in self.loaders
+
+    def _counts_on(self, node: ast.Call, over: Value, *parts: ast.AST) -> bool:
+        """Whether this call goes on counting; noted, by its place and those of `parts`, if it could."""
+        frame, place = self.frame, self.frame.place(node)
+        name, shape = getattr(node.func, "id", ""), over.shape
+        if (place, name) in self.counted:
+            return True
+        while frame.function is None and frame.outer is not None:
+            frame = frame.outer
+        function: Any = frame.function
+        if function is None or shape is None or not shape.each or shape.loader not in self.counting:
+            return False
+        if name and can_count_on(function, name):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            call = CountedCall(function, name, place, lines, shape.loader)
+            self.countable |= dict.fromkeys([place, *map(self.frame.place, parts)], call)
+        return False
+
     def _whole(self, _: ast.AST, arguments: list[Value], words: dict[str, Value]) -> Value:
         return combine([*arguments, *words.values()])
 
@@ -91,6 +142,11 @@ class Iterating(Functions):
         """What reads a call of that; None if it makes nothing to go over."""
         hashable = isinstance(called, type) or type(called) is type(len)
         return _KNOWN.get(called) if hashable else None
+
+
+def _is_range(shape: Elements) -> bool:
+    """Whether it is a `range` that begins anew."""
+    return shape.cut is not None and shape.cut.kind is TaintKind.BEGINS and not shape.loader
 
 
 _KNOWN: Final[dict[Any, Callable[..., Value]]] = {

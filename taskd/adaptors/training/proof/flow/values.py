@@ -107,6 +107,7 @@ class Elements(NamedTuple):
         items: the values that it consists of.
         cut: the source that it ends by, before its loader does.
         epochs: whether it is `state.epochs()`.
+        each: whether it gives each batch of its loader once, and nothing else: the loader itself, or a progress bar.
     """
 
     loader: str = ""
@@ -114,6 +115,7 @@ class Elements(NamedTuple):
     items: tuple[Value, ...] | None = None
     cut: Taint | None = None
     epochs: bool = False
+    each: bool = False
 
 
 PLAIN: Final = Value()
