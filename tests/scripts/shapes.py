@@ -166,7 +166,12 @@ SHAPES = (
         needs_check=True,
     ),
     Shape(
-        20, "loss_behind_loop", "names of an inner loop that may be empty", (Place("evaluation", 2),), needs_check=True
+        20,
+        "loss_behind_loop",
+        "names of an inner loop that may be empty",
+        (Place("evaluation", 2),),
+        needs_check=True,
+        allowed=(Grade.IDENTICAL,),
     ),
     Shape(
         21,

@@ -173,44 +173,26 @@ def plateau_by_mean():
 
 
 @finds("count")
-def mean_by_count():
+def mean_by_count_behind_the_commit():
     for epoch in state.epochs(EPOCHS):
         total, count = 0.0, 0
         for x, y in loader:
             loss = learn(x, y)
             total += loss.item()
-            count += 1
             state.commit()
+            count += 1
         print(total / count)
 
 
-@finds("losses")
-def mean_of_list():
-    for epoch in state.epochs(EPOCHS):
-        losses = []
-        for x, y in loader:
-            loss = learn(x, y)
-            losses.append(loss.item())
-            state.commit()
-        print(sum(losses) / len(losses))
-
-
-def train_one_epoch(model, loader, optimizer, epoch):
-    model.train()
-    for i, (x, y) in enumerate(loader):
-        loss = learn(x, y)
-        if i % 10 == 0:
-            print(epoch, i, loss.item())
-        state.commit()
-    return loss.item()
-
-
 @finds("loss")
-def function_per_epoch():
+def loss_of_a_loop_that_is_left():
     for epoch in state.epochs(EPOCHS):
-        sampler.set_epoch(epoch)
-        last = train_one_epoch(model, loader, optimizer, epoch)
-        print(last)
+        for x, y in loader:
+            if state.step >= (epoch + 1) * 5:
+                break
+            loss = learn(x, y)
+            state.commit()
+        print(loss.item())
 
 
 def cycle(dl):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from taskd.adaptors.training.proof.reading import count_as_before, read_function
+from taskd.adaptors.training.proof.reading import go_on_as_before, read_function
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RefusedError
 
@@ -188,7 +188,7 @@ def test_counts_go_on(make: Callable[[Job], Callable[[], None]], *, is_new: bool
             train = make(job)
         job.go_back(committed)
         if is_new:
-            count_as_before(train, NOTHING, job.state)
+            go_on_as_before(train, NOTHING, job.state)
         job.seen, job.cut_at = [], -1
         train()
         assert before + job.seen == expected, cut_at
@@ -228,8 +228,8 @@ def test_a_new_process_that_does_not_find_the_calls_is_refused() -> None:
         for _ in state.epochs(EPOCHS):
             state.commit()
 
-    with pytest.raises(RefusedError, match="does not find where the script counts batches"):
-        count_as_before(train, NOTHING, state)
+    with pytest.raises(RefusedError, match="does not find in the script what others have mended"):
+        go_on_as_before(train, NOTHING, state)
 
 
 def test_an_attribute_of_that_name_stays() -> None:

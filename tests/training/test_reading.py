@@ -18,7 +18,7 @@ import torch
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.reading import ReadFinding, Weight, read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
-from tests.training import shapes_counted, shapes_exact, shapes_found, shapes_kept, shapes_warned
+from tests.training import shapes_exact, shapes_found, shapes_kept, shapes_mended, shapes_warned
 from tests.training.shapes import FOUND, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,7 +191,7 @@ def test_what_fails_in_the_reading_stops_no_training(caplog: pytest.LogCaptureFi
 
 
 def test_every_shape_is_played() -> None:
-    modules = (one.__file__ for one in (shapes_counted, shapes_exact, shapes_found, shapes_kept))
+    modules = (one.__file__ for one in (shapes_mended, shapes_exact, shapes_found, shapes_kept))
     assert {function.__code__.co_filename for function, _ in FOUND.values()} == set(modules)
     assert len(FOUND) > 45
 
@@ -202,7 +202,7 @@ PROGRAMS = [
     *(ROOT / "examples" / name for name in ("digits_ddp.py", "chargpt_ddp.py")),
 ]
 EXPECTED = {
-    *("batch_ahead", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch", "loss_behind_loop"),
+    *("batch_ahead", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch"),
     *("prefetcher", "stochastic_depth"),
 }
 """Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""

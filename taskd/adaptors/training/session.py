@@ -27,7 +27,7 @@ from taskd.adaptors.training import failures
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
 from taskd.adaptors.training.data.strays import Strays
-from taskd.adaptors.training.proof.first_steps import counted, first_steps_of, read_beforehand
+from taskd.adaptors.training.proof.first_steps import first_steps_of, mended, read_beforehand
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.restore import restore
 from taskd.adaptors.training.runtime import Runtime, current
@@ -72,7 +72,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 tell_outside(function, recovery.parts.all, tells=runtime.rank == 0 and not runtime.link.joins)
                 read_beforehand(function, (args, kwargs), state, runtime)
                 session = Session(runtime, recovery, _name_of(function))
-                return session.run(counted(lambda: function(*args, **kwargs), function, (args, kwargs), state, runtime))
+                return session.run(mended(lambda: function(*args, **kwargs), function, (args, kwargs), state, runtime))
 
         return run
 

@@ -9,7 +9,7 @@ Rules:
 2. A function that has such calls gets another code object, in which the names stand for the functions of this module.
    They are variables of the function's module under names that no script has. Other functions keep `enumerate`.
 3. A new process has not read the function. The place of the loader tells it that there are such calls
-   (`Pass.is_counted`); it reads then.
+   (`Pass.is_mended`); it reads then.
 4. Added is what `LoaderPlace` goes on behind while the iterator is made, or while its first batch is fetched if a
    progress bar between them makes it then.
 """

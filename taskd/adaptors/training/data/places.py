@@ -44,44 +44,13 @@ from taskd.adaptors.training.data.indices import (
     states_of,
 )
 from taskd.adaptors.training.data.loading import END, Meter
+from taskd.adaptors.training.data.loop_names import LoopNames
+from taskd.adaptors.training.data.passes import Pass
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.seeds import mix
 from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around, stop
 
 _log = logging.getLogger(__name__)
-
-
-class Pass(msgspec.Struct, array_like=True):
-    """One pass over the data.
-
-    Attributes:
-        root: what the seeds of all passes of this loader come from.
-        number: which pass, from 0.
-        epoch: the sampler's, if it has one.
-        loop: the epoch of `state.epochs()`, -1 outside of it.
-        handed: batches that the script has been given.
-        over: whether it was exhausted, or its iterator given up.
-        left_at: at how many batches the pass before was left unfinished, 0 if it was not.
-        starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
-        sampler: the `state_dict` of each stateful sampler, encoded, as it began.
-        is_counted: whether the script counts its batches, and a new process is to go on counting.
-    """
-
-    root: int
-    number: int = -1
-    epoch: int | None = None
-    loop: int = -1
-    handed: int = 0
-    over: bool = True
-    left_at: int = 0
-    starts: list[bytes] = msgspec.field(default_factory=list)
-    sampler: list[bytes | None] = msgspec.field(default_factory=list)
-    is_counted: bool = False
-
-    @property
-    def seed(self) -> int:
-        """What its order and its workers draw from."""
-        return mix((self.root + (self.number + 1) * GOLDEN) & MASK)
 
 
 class LoaderPlace:
@@ -95,7 +64,9 @@ class LoaderPlace:
 
     Attributes:
         samples: samples of its batches; None in a job without the self-check.
-        is_counted: whether the script counts its batches, and counts on after a recovery.
+        is_mended: whether what the script makes of its batches is mended: counts, or names that a loop leaves behind.
+        names: local variables that loops over it leave behind; None if none are kept.
+        recorded_names: those that the present pass had left, encoded.
     """
 
     def __init__(self, loader: Any, name: str, meter: Meter, epochs: Epochs) -> None:
@@ -103,7 +74,9 @@ class LoaderPlace:
         self.meter = meter
         self.restores = 0
         self.samples: BatchSamples | None = None
-        self.is_counted = False
+        self.is_mended = False
+        self.names: LoopNames | None = None
+        self.recorded_names = b""
         self._loader = weakref.ref(loader)
         self._epochs = epochs
         self._iterable = isinstance(loader.dataset, IterableDataset)
@@ -113,6 +86,7 @@ class LoaderPlace:
         self._resume: Pass | None = None
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
         self._skipped = 0  # batches that the present pass went on behind, until the script works at one
+        self._whole: float = 0  # batches of the present pass
         self._worked = False  # whether the script has worked at a batch of this pass
         become(loader, _kept(class_of(loader)))
         for inner in (loader, getattr(loader, "base_dataloader", None)):  # accelerate's are made around one of torch's
@@ -140,14 +114,26 @@ class LoaderPlace:
                 self._see_skipping(now.handed)
         elif now is self._pass:
             now.starts = self._states()
-        now.is_counted = self.is_counted
+        now.is_mended = self.is_mended
         return msgspec.msgpack.encode(now)
 
     def unpack(self, data: bytes) -> None:
         """Go back to what `pack` returned, with the next iterator. Raises `msgspec.DecodeError` for anything else."""
         self._resume, self._lent = msgspec.msgpack.decode(data, type=Pass), None
-        self.is_counted |= self._resume.is_counted
+        self.is_mended |= self._resume.is_mended
         self.restores += 1
+
+    @property
+    def has_length(self) -> bool:
+        """Whether it is known how many batches a pass has."""
+        return not self._iterable and batches_of(self._loader()) < float("inf")
+
+    def pack_names(self) -> bytes:
+        """What loops over it leave behind, if the last batch of the pass was handed out; else empty."""
+        names, now = self.names, self._pass
+        if names is None or self._resume is not None or now.over or now.handed < self._whole:
+            return b""
+        return names.pack()
 
     # What the iterators call.
 
@@ -207,6 +193,7 @@ class LoaderPlace:
 
     def _begin(self, batches: "Batches", begun: Pass) -> Steps:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
+        self._whole = self._batches()
         if begun.number > 0:
             self._epochs.begin_again()
         opened.note(begun.handed)
@@ -306,6 +293,7 @@ class Batches:
         self._inner: Any = None
         self._source: Any = None
         self._ahead: list[Any] = []
+        self._begun_at = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -317,6 +305,8 @@ class Batches:
         batch = self._ahead.pop() if self._ahead else (yield from self._fetch())
         if batch is END:
             self._pass.over = True
+            if place.names is not None and 0 < self._pass.handed == self._begun_at:
+                place.names.put_back(place.recorded_names)
             if self._pass.loop >= 0:
                 place.ended()
             yield from stop()
@@ -334,13 +324,13 @@ class Batches:
         return len(self._inner)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_taskd") or name in ("_inner", "_pass"):
+        if name.startswith("_taskd") or name in ("_inner", "_pass", "_begun_at"):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
     def enter(self, begun: Pass) -> Steps:
         """Go over the batches of this pass."""
-        self._restores, self._pass, self._ahead = self._taskd.restores, begun, []
+        self._restores, self._pass, self._ahead, self._begun_at = self._taskd.restores, begun, [], begun.handed
         self._inner = self._source = None  # which ends its workers
         self._inner = yield self._make
         self._source = iter(self._inner)

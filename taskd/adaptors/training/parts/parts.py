@@ -32,13 +32,14 @@ from taskd.adaptors.training.data.batch_samples import BatchSamples
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import batches_of, samplers
 from taskd.adaptors.training.data.loading import Meter
+from taskd.adaptors.training.data.loop_names import KeptNames, LoopNames
 from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.containers import opened
 from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_state
 from taskd.adaptors.training.parts.loose import Loose
 from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.parts.taken_in import TakenIn
-from taskd.adaptors.training.positions.late import IN_BACKWARD, OF_BATCH
+from taskd.adaptors.training.positions.late import IN_BACKWARD, OF_BATCH, OF_NAMES
 from taskd.adaptors.training.positions.packed import PackedPosition
 from taskd.adaptors.training.positions.payload import head_of
 from taskd.adaptors.training.positions.position_file import CAPACITY_BYTES
@@ -80,6 +81,7 @@ class Parts:
         self._mark: bytes | None = None
         self.places: dict[str, LoaderPlace | PackedPosition] = {}
         self.samples: dict[str, BatchSamples] = {}
+        self.keeping: dict[str, LoaderPlace] = {}
         self._packed: tuple[dict[str, bytes], bytes] = ({}, b"")
         self._room: tuple[Sequence[Buffer] | None, int] = (None, 0)
         for name, part in [*self.positions.items()]:
@@ -137,6 +139,9 @@ class Parts:
     def unpack_positions(self, packed: dict[str, bytes]) -> list[str]:
         """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
         self.epochs.unpack(packed.get(""))
+        for name, place in self.places.items():
+            if isinstance(place, LoaderPlace):
+                place.recorded_names = packed.get(OF_NAMES + name, b"")
         for name, data in packed.items():
             if name in self._epochs_of:
                 self._epochs_of[name].set_epoch(tree.unpack(data))
@@ -171,6 +176,7 @@ class Parts:
         packed = self.pack_positions()
         if self._mark is not None:
             packed[IN_BACKWARD] = self._mark
+        packed |= {OF_NAMES + name: names for name, place in self.keeping.items() if (names := place.pack_names())}
         of_batches = {OF_BATCH + name: samples.newest for name, samples in self.samples.items()}
         packed |= of_batches
         if packed != self._packed[0]:
@@ -209,6 +215,15 @@ class Parts:
             if isinstance(place, LoaderPlace | PlainPlace):
                 place.samples = self.samples[name] = self.samples.get(name) or BatchSamples()
                 place.samples.world_size = world_size
+
+    def keep_names(self, loops: Sequence[KeptNames], tell: Callable[[str], None]) -> None:
+        """Record these local variables as a pass of their loader ends, from now on; `tell` which cannot be kept."""
+        for name in {loop.loader for loop in loops}:
+            place = self.places[name]
+            assert isinstance(place, LoaderPlace)
+            place.names = place.names or LoopNames(tell)
+            place.names.keep(loop for loop in loops if loop.loader == name)
+            self.keeping[name] = place
 
     @property
     def has_place(self) -> bool:

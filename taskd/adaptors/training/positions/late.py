@@ -25,6 +25,8 @@ IN_BACKWARD: Final = "\0backward"
 """Key of the mark of a backward pass, beside the names of the data's parts."""
 OF_BATCH: Final = "\0batch "
 """Prefix of the key of a loader's newest batch sample; the loader's name follows."""
+OF_NAMES: Final = "\0names "
+"""Prefix of the key of local variables of loops over a loader; the loader's name follows."""
 
 
 @dataclasses.dataclass(frozen=True)

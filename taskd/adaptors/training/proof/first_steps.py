@@ -158,32 +158,32 @@ def read_beforehand(
         refuse_inexact(function, given, state, runtime.refusals, runtime.link)
 
 
-def counted(
+def mended(
     call: Callable[[], R],
     function: Any,
     given: tuple[Sequence[Any], Mapping[str, Any]],
     state: TrainState,
     runtime: Runtime,
 ) -> Callable[[], R]:
-    """Return `call`, which calls the training function; in a new process one that first has it count batches on.
+    """Return `call`, which calls the training function; in a new process one that first mends what others have mended.
 
-    Whether there is something to count shows the place in the data that this process has taken over.
+    Whether there is something shows the place in the data that this process has taken over.
     """
     if not runtime.link.joins:
         return call
     places = state._recovery.parts.places.values()
     known = False
 
-    def count() -> R:
+    def mend() -> R:
         nonlocal known
-        if not known and any(getattr(place, "is_counted", False) for place in places):
-            from taskd.adaptors.training.proof.reading import count_as_before
+        if not known and any(getattr(place, "is_mended", False) for place in places):
+            from taskd.adaptors.training.proof.reading import go_on_as_before
 
-            count_as_before(function, given, state)
+            go_on_as_before(function, given, state)
             known = True
         return call()
 
-    return count
+    return mend
 
 
 def first_steps_of(runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> FirstSteps:

@@ -4,7 +4,8 @@ Rules:
 
 1. Read are the function and the functions of the script that it calls, by definition and use (`flow`). Nothing of the
    script is run. What has no text, or is a library's, is not read, and nothing is told of it.
-2. Calls that count a loader's batches go on counting after a recovery, where that mends what was found.
+2. Calls that count a loader's batches go on counting after a recovery, and names that a loop leaves behind are kept,
+   where that mends what was found.
 3. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
    printed, logged or saved is no finding. Nor is what the state, its step, or the loader's place makes right again.
 4. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone. What
@@ -13,13 +14,14 @@ Rules:
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from torch.utils.data import Sampler
 
 from taskd.adaptors.training.data.counts import CountedCall, count_on
+from taskd.adaptors.training.data.loop_names import KeptNames
 from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals
@@ -64,6 +66,10 @@ class ReadFinding(NamedTuple):
     hinders: str = ""
 
 
+def _to_nobody(text: str) -> None:
+    """Tell nobody."""
+
+
 def refuse_inexact(
     function: Any,
     given: tuple[Sequence[Any], Mapping[str, Any]],
@@ -76,7 +82,7 @@ def refuse_inexact(
     `given` are the arguments that it is called with.
     """
     try:
-        findings = read_function(function, given, state)
+        findings = read_function(function, given, state, refusals.tell)
     except Exception:  # noqa: BLE001 - whatever it is, it is no reason not to train
         _log.warning("the training function could not be read, and is not judged", exc_info=True)
         return
@@ -97,67 +103,95 @@ def refuse_inexact(
 
 
 def read_function(
-    function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState
+    function: Any,
+    given: tuple[Sequence[Any], Mapping[str, Any]],
+    state: TrainState,
+    tell: Callable[[str], None] = _to_nobody,
 ) -> list[ReadFinding]:
     """What is found in a training function, in the order of its lines.
 
-    Calls that count batches, and matter, count on from now on.
+    What can be mended is, from now on; `tell` is told what of it will not be.
     """
-    reader, _ = _read(function, given, state)
+    reader, _ = _read(function, given, state, tell)
     return [] if reader is None else _as_findings(reader)
 
 
-def count_as_before(function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState) -> None:
-    """In a new process: have those calls count on that do in the others.
+def go_on_as_before(function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState) -> None:
+    """In a new process: have those calls count on, and those names kept, that are in the others.
 
     Raises:
         RefusedError: they are not found in the script.
     """
     try:
-        _, calls = _read(function, given, state)
+        _, mended = _read(function, given, state)
     except Exception as error:
-        raise RefusedError(f"this process cannot read where the script counts batches: {error!r}") from error
-    if not calls:
-        raise RefusedError("this process does not find where the script counts batches: is its text another one?")
+        raise RefusedError(
+            f"this process cannot read the script, in which others have mended something: {error!r}"
+        ) from error
+    if not mended:
+        raise RefusedError("this process does not find in the script what others have mended: is its text another one?")
 
 
 def _read(
-    function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState
-) -> tuple[Statements | None, list[CountedCall]]:
-    """Read the function; again, if there are calls whose counting on mends something. Return these, too."""
+    function: Any,
+    given: tuple[Sequence[Any], Mapping[str, Any]],
+    state: TrainState,
+    tell: Callable[[str], None] = _to_nobody,
+) -> tuple[Statements | None, bool]:
+    """Read the function. Mend what can be, and read it again; return whether something is mended, too."""
     code, first = _text_of(function)
     if code is None:
-        return None, []
+        return None, False
     parts = state._recovery.parts
     loaders = {id(part): name for name, part in parts.positions.items() if not isinstance(part, Sampler)}
     loaders |= {id(loader): name for name, place in parts.places.items() if (loader := getattr(place, "loader", None))}
     counting = {name: place for name, place in parts.places.items() if isinstance(place, LoaderPlace)}
-    arguments = (*first, *given[0]), given[1]
+    keeping = [name for name, place in counting.items() if place.has_length]
 
-    def read(counted: list[CountedCall]) -> Statements:
-        reader = Statements(state, parts.all, loaders, counting, counted)
+    def read(calls: list[CountedCall], names: list[KeptNames]) -> Statements:
+        reader = Statements(state, parts.all, loaders, counting, keeping, calls, names)
         try:
-            reader.read_training(code, *arguments)
+            reader.read_training(code, (*first, *given[0]), given[1])
         except TooMuch:
             _log.info("the training function is longer than what is read of it beforehand")
             reader.complete = False
         return reader
 
     try:
-        reader = read([])
-        places = {one.place for one in reader.findings if one.kind in _COUNTS}
-        calls = (
-            [*{call: None for place, call in reader.countable.items() if place in places}] if reader.complete else []
-        )
-        again = read(calls) if calls else reader
-        if not calls or not again.complete or any(one.kind is TaintKind.LEAVES for one in _mattering(again)):
-            return reader, []
+        reader = read([], [])
+        calls, names = _mending(reader)
+        if not calls and not names:
+            return reader, False
+        again = read(calls, names)
+        if not again.complete or any(one.kind is TaintKind.LEAVES for one in _mattering(again)):
+            return reader, False
     finally:
         forget_text()
     count_on(calls)
-    for call in calls:
-        counting[call.loader].is_counted = True
-    return again, calls
+    parts.keep_names(names, tell)
+    for name in {call.loader for call in calls} | {one.loader for one in names}:
+        counting[name].is_mended = True
+    return again, True
+
+
+def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
+    """The calls that mend something if they go on counting, and the names that do if they are kept, by their loops."""
+    if not reader.complete:
+        return [], []
+    places = {one.place for one in reader.findings if one.kind in _COUNTS}
+    calls = dict.fromkeys(call for place, call in reader.countable.items() if place in places)
+    loops: dict[KeptNames, list[KeptNames]] = {}
+    for source, one in reader.keepable.items():
+        if source in reader.findings:
+            loops.setdefault(one._replace(names=(), others=()), []).append(one)
+    return [*calls], [_one_of(found) for found in loops.values()]
+
+
+def _one_of(found: list[KeptNames]) -> KeptNames:
+    """What is kept of one loop, found for its names one by one."""
+    names = {name for one in found for name in one.names}
+    others = {name for one in found for name in one.others} - names
+    return found[0]._replace(names=tuple(sorted(names)), others=tuple(sorted(others)))
 
 
 def _text_of(function: Any) -> tuple[Code | None, tuple[Any, ...]]:

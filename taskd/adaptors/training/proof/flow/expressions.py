@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from taskd.adaptors.training.data.counts import CountedCall
 from taskd.adaptors.training.data.indices import samplers
+from taskd.adaptors.training.data.loop_names import KeptNames
 from taskd.adaptors.training.proof.flow.counting import AlignedCounts
 from taskd.adaptors.training.proof.flow.meanings import is_part, is_plain
 from taskd.adaptors.training.proof.flow.scope import Closure, Scope, assigned, member, names_in
@@ -54,20 +55,26 @@ class Expressions:
         parts: its parts by name.
         loaders: names of the loaders of the state, by the ids of what a script may have them as.
         counting: names of the loaders whose batches a call can go on counting after a recovery.
-        counted: calls that do.
+        keeping: names of the loaders of which names can be kept that a loop leaves behind.
+        counted: calls that go on counting.
+        kept: names that are kept.
 
     Attributes:
-        countable: calls that could, by the place of what they count.
+        countable: calls that could go on counting, by the place of what they count.
+        keepable: names that could be kept, by the sources that they would be unbound by.
         complete: whether all was read.
     """
 
     def __init__(
         self, state: Any, parts: Mapping[str, Any], loaders: Mapping[int, str],
-        counting: Container[str] = (), counted: Iterable[CountedCall] = (),
+        counting: Container[str] = (), keeping: Container[str] = (),
+        counted: Iterable[CountedCall] = (), kept: Iterable[KeptNames] = (),
     ) -> None:  # fmt: skip
-        self.state, self.parts, self.loaders, self.counting = state, parts, loaders, counting
+        self.state, self.parts, self.loaders, self.counting, self.keeping = state, parts, loaders, counting, keeping
         self.counted = frozenset((one.place, one.name) for one in counted)
+        self.kept = tuple(kept)
         self.countable: dict[str, CountedCall] = {}
+        self.keepable: dict[Taint, KeptNames] = {}
         self.complete = True
         self.part_ids = frozenset(
             id(part) for part in parts.values() if id(part) not in loaders and not isinstance(part, Sampler)

@@ -6,7 +6,8 @@ Rules:
 2. At a commit each name that the loop sets is *pending*, unless it comes again (`comes_again`): a function that is
    entered anew there has what the name began with. As the loop's turn ends, what is pending is changed.
 3. Behind a loop over a loader, in an epoch of `state.epochs()`, names that the loop alone sets may be unbound: a
-   recovery at the epoch's end goes on with an empty pass.
+   recovery at the epoch's end goes on with an empty pass. Such names can be kept (`data/loop_names.py`), if no line
+   behind the commit sets them and the loop has no `break`.
 """
 
 import ast
@@ -15,6 +16,7 @@ from types import FunctionType, MethodType
 from typing import Any, Final
 
 from taskd.adaptors.groups.sites import is_users
+from taskd.adaptors.training.data.loop_names import KeptNames
 from taskd.adaptors.training.proof.flow.calls import Calls
 from taskd.adaptors.training.proof.flow.scope import Loop, Scope, code_of, inside, live_at_head
 from taskd.adaptors.training.proof.flow.values import (
@@ -210,14 +212,41 @@ class Loops(Calls):
         if not (passes and loop.commits and self.in_epochs()):
             return
         place = self.frame.place(loop.node)
+        kept = self._kept_names(loop, passes)
         for name in loop.assigned:
             value, known = env.names.get(name), first.names.get(name)
-            if value is None:
+            if value is None or name in kept:
                 continue
+            source = None
             if known is None:
-                env.names[name] = value._replace(behind=Taint(TaintKind.UNBOUND, name, place, passes))
+                source = Taint(TaintKind.UNBOUND, name, place, passes)
+                env.names[name] = value._replace(behind=source)
             elif known.const in (0, ()) and known.const is not False and not known.taints:
-                env.names[name] = value._replace(zero=Taint(TaintKind.ZERO, name, place, passes))
+                source = Taint(TaintKind.ZERO, name, place, passes)
+                env.names[name] = value._replace(zero=source)
+            if source is not None and passes in self.keeping and not loop.breaks and name not in loop.late:
+                others = loop.assigned.keys() & _read_beside(loop, self.frame.node) - loop.late - {name}
+                sites = self.aligned.sites.get(id(loop.node), set())
+                commits = tuple(_lines(one) for one in inside(loop.node) if id(one) in sites)
+                self.keepable[source] = KeptNames(
+                    passes, self.frame.file, *_lines(loop.node), commits, (name,), tuple(sorted(others))
+                )
+
+    def _kept_names(self, loop: Loop, passes: str) -> set[str]:
+        """The names that this loop leaves behind after a pass over nothing, too."""
+        here = passes, self.frame.file, loop.node.lineno
+        return {name for one in self.kept if (one.loader, one.file, one.first) == here for name in one.names}
+
+
+def _read_beside(loop: Loop, function: ast.AST) -> set[str]:
+    """The names that a function reads outside of a loop's own lines."""
+    first, last = _lines(loop.node)
+    names = (one for one in inside(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load))
+    return {one.id for one in names if not first <= one.lineno <= last}
+
+
+def _lines(node: Any) -> tuple[int, int]:
+    return node.lineno, node.end_lineno or node.lineno
 
 
 def _kept(root: Root) -> Root:

@@ -54,6 +54,7 @@ class Loop:
         first: the values of names as it was come to.
         bounded: whether the state's own step ends it.
         epochs: whether it goes over `state.epochs()`.
+        late: the names that it sets behind a commit, or perhaps behind one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Loop:
         self.node, self.commits, self.nested, self.inner, self.first = node, commits, nested, inner, first
         self.assigned = assigned(node)
         self.bounded = self.epochs = False
+        self.late: frozenset[str] = frozenset()
         self.breaks: list[Env] = []
         self.continues: list[Env] = []
 

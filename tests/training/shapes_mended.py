@@ -1,5 +1,5 @@
 # ruff: noqa: B007, B023, B905
-"""Training functions that count a loader's batches, where the count matters: it goes on after a recovery.
+"""Training functions that are mended: counts of batches go on after a recovery, and names behind a loop are kept.
 
 They are read, and never called. `tests/training/test_reading.py` compares.
 """
@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.training.shapes import EPOCHS, K, exact, learn, loader, model, optimizer, state
+from tests.training.shapes import EPOCHS, K, exact, learn, loader, model, optimizer, sampler, state
 
 
 @exact
@@ -113,3 +113,44 @@ def closure():
 
             optimizer.step(closure)
             state.commit()
+
+
+@exact
+def mean_by_count():
+    for epoch in state.epochs(EPOCHS):
+        total, count = 0.0, 0
+        for x, y in loader:
+            loss = learn(x, y)
+            total += loss.item()
+            count += 1
+            state.commit()
+        print(total / count)
+
+
+@exact
+def mean_of_list():
+    for epoch in state.epochs(EPOCHS):
+        losses = []
+        for x, y in loader:
+            loss = learn(x, y)
+            losses.append(loss.item())
+            state.commit()
+        print(sum(losses) / len(losses))
+
+
+def train_one_epoch(model, loader, optimizer, epoch):
+    model.train()
+    for i, (x, y) in enumerate(loader):
+        loss = learn(x, y)
+        if i % 10 == 0:
+            print(epoch, i, loss.item())
+        state.commit()
+    return loss.item()
+
+
+@exact
+def function_per_epoch():
+    for epoch in state.epochs(EPOCHS):
+        sampler.set_epoch(epoch)
+        last = train_one_epoch(model, loader, optimizer, epoch)
+        print(last)

@@ -1,0 +1,39 @@
+"""What is recorded of one pass over a loader's data."""
+
+import msgspec
+
+from taskd.adaptors.training.data.indices import GOLDEN, MASK
+from taskd.adaptors.training.positions.seeds import mix
+
+
+class Pass(msgspec.Struct, array_like=True):
+    """One pass over the data.
+
+    Attributes:
+        root: what the seeds of all passes of this loader come from.
+        number: which pass, from 0.
+        epoch: the sampler's, if it has one.
+        loop: the epoch of `state.epochs()`, -1 outside of it.
+        handed: batches that the script has been given.
+        over: whether it was exhausted, or its iterator given up.
+        left_at: at how many batches the pass before was left unfinished, 0 if it was not.
+        starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
+        sampler: the `state_dict` of each stateful sampler, encoded, as it began.
+        is_mended: whether a new process has to mend counts of its batches, or names that a loop leaves behind.
+    """
+
+    root: int
+    number: int = -1
+    epoch: int | None = None
+    loop: int = -1
+    handed: int = 0
+    over: bool = True
+    left_at: int = 0
+    starts: list[bytes] = msgspec.field(default_factory=list)
+    sampler: list[bytes | None] = msgspec.field(default_factory=list)
+    is_mended: bool = False
+
+    @property
+    def seed(self) -> int:
+        """What its order and its workers draw from."""
+        return mix((self.root + (self.number + 1) * GOLDEN) & MASK)

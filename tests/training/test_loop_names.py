@@ -1,0 +1,183 @@
+# ruff: noqa: B023
+"""Names that a loop over a loader sets are there behind it, if a recovery finds its pass over."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from taskd.adaptors.training.proof.reading import go_on_as_before, read_function
+from taskd.errors import RefusedError
+from tests.training.test_counts import BATCHES, EPOCHS, NOTHING, Cut, Job, tqdm
+
+Make = Callable[[Any], Callable[[], None]]
+
+
+class EndingJob(Job):
+    """Is cut off behind its loops: at `ends_at`, counted over all epochs."""
+
+    def __init__(self, ends_at: int = -1) -> None:
+        super().__init__()
+        self.ends, self.ends_at = 0, ends_at
+        self.ahead: list[bool] = []
+
+    def step(self, epoch: int, number: object, batch: Any) -> None:
+        self.seen.append((epoch, number, batch[0].tolist()))
+        self.committed = msgspec.msgpack.decode(self.state._recovery.parts.data_position(()))
+
+    def end(self, *values: object) -> None:
+        if self.ends == self.ends_at:
+            raise Cut
+        self.ends += 1
+        self.seen.append(values)
+
+
+def commit(job: EndingJob, epoch: int, number: object, batch: Any) -> None:
+    job.state.commit()
+    job.step(epoch, number, batch)
+
+
+def has_names(job: EndingJob) -> bool:
+    """Whether what would be recorded now has names of loops."""
+    position = msgspec.msgpack.decode(job.state._recovery.parts.data_position(()))
+    return any(key.startswith("\0names") for key in position)
+
+
+def numbers(job: EndingJob) -> Callable[[], None]:
+    state, loader, sampler = job.state, job.loader, job.sampler
+
+    def train() -> None:
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            total, count = 0.0, 0
+            for (rows,) in loader:
+                loss = (rows.sum() * torch.ones((), requires_grad=True)).square()
+                job.ahead.append(has_names(job))
+                total, count = total + loss.item(), count + 1
+                commit(job, epoch, None, (rows,))
+            job.end(epoch, loss.item(), total / count, type(loss))
+
+    return train
+
+
+def in_a_function(job: EndingJob) -> Callable[[], None]:
+    state, loader, sampler = job.state, job.loader, job.sampler
+
+    def pass_over(data: Any, epoch: int) -> tuple[float, int]:
+        losses = []
+        for i, (rows,) in enumerate(tqdm(data)):
+            losses.append(rows.sum().item())
+            commit(job, epoch, i, (rows,))
+        return sum(losses) / len(losses), i
+
+    def train() -> None:
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            mean, last = pass_over(loader, epoch)
+            job.end(epoch, mean, last)
+
+    return train
+
+
+def read_by_a_closure(job: EndingJob) -> Callable[[], None]:
+    state, loader, sampler = job.state, job.loader, job.sampler
+
+    def train() -> None:
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            for (rows,) in loader:
+                found = {"rows": rows.tolist(), "at": (epoch, 1.5, "text", None)}
+                commit(job, epoch, None, (rows,))
+
+            def last() -> Any:
+                return found["rows"], found["at"]
+
+            job.end(epoch, *last())
+
+    return train
+
+
+def replaced(job: EndingJob, train: Callable[[], None], make: Make, *, is_new: bool) -> Any:
+    """What goes on: the same process, or another one."""
+    seen, committed = job.seen, job.committed
+    if is_new:
+        job = EndingJob()
+        train = make(job)
+    job.go_back(committed)
+    if is_new:
+        go_on_as_before(train, NOTHING, job.state)
+    job.seen, job.ends_at = [], -1
+    train()
+    return seen + job.seen
+
+
+@pytest.mark.parametrize("make", [numbers, in_a_function, read_by_a_closure])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_names_are_there(make: Make, *, is_new: bool) -> None:
+    undisturbed = EndingJob()
+    make(undisturbed)()
+    assert undisturbed.ends == EPOCHS
+    for ends_at in range(EPOCHS):
+        job = EndingJob(ends_at)
+        train = make(job)
+        assert read_function(train, NOTHING, job.state) == []
+        with pytest.raises(Cut):
+            train()
+        assert replaced(job, train, make, is_new=is_new) == undisturbed.seen
+
+
+def too_large(job: EndingJob) -> Callable[[], None]:
+    state, loader, sampler = job.state, job.loader, job.sampler
+
+    def train() -> None:
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            for (rows,) in loader:
+                out = rows.new_zeros(4096)
+                commit(job, epoch, None, (rows,))
+            job.end(out.sum())
+
+    return train
+
+
+def test_what_cannot_be_kept_is_said_and_refused() -> None:
+    told: list[str] = []
+    job = EndingJob(1)
+    train = too_large(job)
+    assert read_function(train, NOTHING, job.state, told.append) == []
+    with pytest.raises(Cut):
+        train()
+    (text,) = told
+    assert text.startswith("'out' is read behind the loop at ")
+    assert "(Tensor). At a fault behind that loop all processes start anew" in text
+    with pytest.raises(RefusedError, match="has nothing left to go over, and what out was is not known"):
+        replaced(job, train, too_large, is_new=False)
+
+
+def test_names_are_recorded_by_the_last_commit_of_a_pass_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """What is recorded as a forward pass ends has none: they are those of the step before."""
+    caplog.set_level(logging.WARNING)
+    job = EndingJob()
+    train = numbers(job)
+    read_function(train, NOTHING, job.state)
+    recorded: list[bool] = []
+    job.step = lambda *_: recorded.append(has_names(job))  # type: ignore[method-assign]
+    train()
+    assert recorded == ([False] * (BATCHES - 1) + [True]) * EPOCHS
+    assert not any(job.ahead)
+    assert not caplog.records
+
+
+def test_a_damaged_record_is_refused() -> None:
+    job = EndingJob(0)
+    train = numbers(job)
+    read_function(train, NOTHING, job.state)
+    with pytest.raises(Cut):
+        train()
+    (key,) = (key for key in job.committed if key.startswith("\0names"))
+    job.committed[key] = job.committed[key][:-3]
+    with pytest.raises(RefusedError, match="count, loss was is not known"):
+        replaced(job, train, numbers, is_new=False)
