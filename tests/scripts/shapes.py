@@ -266,6 +266,7 @@ SHAPES = (
         "an attribute is made from itself as each epoch begins",
         (Place("backward", 31), Place("committed", 40)),
         needs_check=True,
+        allowed=(Grade.IDENTICAL,),
     ),
     Shape(
         33,

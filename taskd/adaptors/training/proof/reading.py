@@ -160,18 +160,18 @@ def _read(
     try:
         reader = read([], [])
         calls, names = _mending(reader)
-        if not calls and not names:
-            return reader, False
-        again = read(calls, names)
+        again = read(calls, names) if calls or names else reader
         if not again.complete or any(one.kind is TaintKind.LEAVES for one in _mattering(again)):
-            return reader, False
+            calls, names, again = [], [], reader
     finally:
         forget_text()
     count_on(calls)
     parts.keep_names(names, tell)
-    for name in {call.loader for call in calls} | {one.loader for one in names}:
+    parts.epochs.repeats |= bool(reader.repeated)
+    mended = {call.loader for call in calls} | {one.loader for one in names}
+    for name in [*counting] if reader.repeated else mended:
         counting[name].is_mended = True
-    return again, True
+    return again, bool(mended or reader.repeated)
 
 
 def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
