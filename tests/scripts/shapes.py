@@ -266,7 +266,6 @@ SHAPES = (
         "an attribute is made from itself as each epoch begins",
         (Place("backward", 31), Place("committed", 40)),
         needs_check=True,
-        allowed=(Grade.IDENTICAL,),
     ),
     Shape(
         33,

@@ -255,6 +255,17 @@ def max_steps():
                 return
 
 
+@finds("group['lr']")
+def decays_each_epoch():
+    for epoch in state.epochs(EPOCHS):
+        if epoch in (1, 2):
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.1
+        for x, y in loader:
+            learn(x, y)
+            state.commit()
+
+
 def anneal(module):
     for one in module.modules():
         if hasattr(one, "rate"):

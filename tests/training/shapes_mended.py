@@ -1,6 +1,5 @@
 # ruff: noqa: B007, B023, B905
-"""Training functions that are mended: counts of batches go on after a recovery, names behind a loop are kept,
-and what an epoch's beginning repeats is undone.
+"""Training functions that are mended: counts of batches go on after a recovery, and names behind a loop are kept.
 
 They are read, and never called. `tests/training/test_reading.py` compares.
 """
@@ -155,14 +154,3 @@ def function_per_epoch():
         sampler.set_epoch(epoch)
         last = train_one_epoch(model, loader, optimizer, epoch)
         print(last)
-
-
-@exact
-def decays_each_epoch():
-    for epoch in state.epochs(EPOCHS):
-        if epoch in (1, 2):
-            for group in optimizer.param_groups:
-                group["lr"] *= 0.1
-        for x, y in loader:
-            learn(x, y)
-            state.commit()

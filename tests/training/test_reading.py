@@ -203,7 +203,7 @@ PROGRAMS = [
 ]
 EXPECTED = {
     *("batch_ahead", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch"),
-    "prefetcher",
+    *("prefetcher", "stochastic_depth"),
 }
 """Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}

@@ -291,7 +291,6 @@ class StateRecovery(CommittedSteps):
         self.put_parameters_back()
         self.buffers.put_back()
         note = self._followers.rollback()
-        self._repeated.rollback()
         self._followers.refresh()
         self._board.reset()
         return note

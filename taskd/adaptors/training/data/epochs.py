@@ -20,8 +20,6 @@ class Epochs:
         used: whether the script has asked for its epochs.
         loop_ended: functions to call when a loop over a loader has ended within the loop over epochs.
         again: functions to call when another epoch than the first, or another pass over the data, begins.
-        repeats: whether the script changes something of the state before an epoch's loop (`script/repeated.py`).
-        entered: called when the loop over epochs begins one; None: nobody asks.
         goes_on: called when a loader goes on within its pass after a recovery; None: nobody asks.
     """
 
@@ -31,8 +29,6 @@ class Epochs:
         self._loops = 0
         self.loop_ended: list[Callable[[], None]] = []
         self.again: list[Callable[[], None]] = []
-        self.repeats = False
-        self.entered: Callable[[], None] | None = None
         self.goes_on: Callable[[], None] | None = None
 
     @property
@@ -52,8 +48,6 @@ class Epochs:
         self._loops += 1
         try:
             while self.now < total:
-                if self.entered is not None:
-                    self.entered()
                 yield self.now
                 self.now += 1
                 self.begin_again()

@@ -128,8 +128,6 @@ class Followers:
             names = ", ".join(type(scheduler).__name__ for scheduler in moved)
             return f"{names} was advanced after the commit, and is left so; loop over state.epochs()" if moved else ""
         for scheduler, (known, groups) in zip(self._schedulers, self._saved, strict=True):
-            if scheduler not in moved:  # what the script has set beside it since is the last commit's
-                continue
             scheduler.load_state_dict(known)
             for group, values in zip(scheduler.optimizer.param_groups, groups, strict=True):
                 _put(group, values)

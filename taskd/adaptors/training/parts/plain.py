@@ -140,16 +140,6 @@ class Plain:
                 self._named(late[0]),
             )
 
-    def look(self) -> _Look:
-        """Return what they are now, for `bring_back`."""
-        return self._all()
-
-    def bring_back(self, look: Mapping[_Key, bytes]) -> None:
-        """Make those what they were that have changed since, and can be put back."""
-        for key, was in look.items():
-            if not isinstance(was, _Print) and self._now(key) != was:
-                self._put(key, was)
-
     def changed(self) -> list[Sent]:
         """Those that are not what they were as the function was entered."""
         if self._made is None:

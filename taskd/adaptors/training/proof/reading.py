@@ -160,18 +160,18 @@ def _read(
     try:
         reader = read([], [])
         calls, names = _mending(reader)
-        again = read(calls, names) if calls or names else reader
+        if not calls and not names:
+            return reader, False
+        again = read(calls, names)
         if not again.complete or any(one.kind is TaintKind.LEAVES for one in _mattering(again)):
-            calls, names, again = [], [], reader
+            return reader, False
     finally:
         forget_text()
     count_on(calls)
     parts.keep_names(names, tell)
-    parts.epochs.repeats |= bool(reader.repeated)
-    mended = {call.loader for call in calls} | {one.loader for one in names}
-    for name in [*counting] if reader.repeated else mended:
+    for name in {call.loader for call in calls} | {one.loader for one in names}:
         counting[name].is_mended = True
-    return again, bool(mended or reader.repeated)
+    return again, True
 
 
 def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:

@@ -62,7 +62,6 @@ class Expressions:
     Attributes:
         countable: calls that could go on counting, by the place of what they count.
         keepable: names that could be kept, by the sources that they would be unbound by.
-        repeated: what is made from itself once an epoch, and put back where a loader goes on.
         complete: whether all was read.
     """
 
@@ -76,7 +75,6 @@ class Expressions:
         self.kept = tuple(kept)
         self.countable: dict[str, CountedCall] = {}
         self.keepable: dict[Taint, KeptNames] = {}
-        self.repeated: set[Taint] = set()
         self.complete = True
         self.part_ids = frozenset(
             id(part) for part in parts.values() if id(part) not in loaders and not isinstance(part, Sampler)

@@ -7,10 +7,8 @@ Rules:
 2. An object is told by its type. One that is not known is told by its name, and only if it leaves no doubt.
 """
 
-import ast
 import re
 import types
-from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -47,18 +45,6 @@ _SCALARS: Final = (int, float, str, bool, types.NoneType)
 def is_part(obj: Any) -> bool:
     """Whether an object is a part of a training by its type."""
     return isinstance(obj, _PARTS)
-
-
-def is_number_of(target: ast.Attribute | ast.Subscript, parts: Iterable[Any]) -> bool:
-    """Whether an attribute is a number in all modules that have it, or a key in all groups of optimizers."""
-    found = []
-    key = target.slice.value if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) else None
-    for part in parts:
-        if isinstance(target, ast.Attribute) and isinstance(part, torch.nn.Module):
-            found += [vars(one)[target.attr] for one in part.modules() if target.attr in vars(one)]
-        elif isinstance(key, str) and isinstance(part, torch.optim.Optimizer):
-            found += [group[key] for group in part.param_groups if key in group]
-    return bool(found) and all(type(one) in (bool, int, float) for one in found)
 
 
 def is_plain(obj: Any) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from taskd.adaptors.training.proof.flow.loops import UNNAMED, Loops
-from taskd.adaptors.training.proof.flow.meanings import is_number_of
 from taskd.adaptors.training.proof.flow.scope import Loop, inside, names_in
 from taskd.adaptors.training.proof.flow.values import (
     MISSING,
@@ -134,11 +133,7 @@ class Statements(Loops):
             return
         owner = self.read(target.value)
         if owner.part or id(owner.obj) in self.data_ids:
-            source = Taint(TaintKind.AGAIN, ast.unparse(target), self.frame.place(node))
-            if owner.part and self.counting and is_number_of(target, self.parts.values()):
-                self.repeated.add(source)
-            else:
-                self.find(source, node)
+            self.find(Taint(TaintKind.AGAIN, ast.unparse(target), self.frame.place(node)), node)
 
     def _delete(self, node: ast.Delete) -> None:
         env = self.frame.env
