@@ -106,16 +106,8 @@ SHAPES = (
         "other weights stand in for the trained ones in an evaluation",
         (Place("evaluation", 2),),
         needs_check=True,
-        allowed=(Grade.IDENTICAL,),
     ),
-    Shape(
-        13,
-        "ema_swapped_in_epochs",
-        "the same behind an epoch",
-        (Place("evaluation", 2),),
-        needs_check=True,
-        allowed=(Grade.IDENTICAL,),
-    ),
+    Shape(13, "ema_swapped_in_epochs", "the same behind an epoch", (Place("evaluation", 2),), needs_check=True),
     Shape(
         14,
         "prefetcher",

@@ -61,7 +61,6 @@ class StateRecovery(CommittedSteps):
         afterwards: what is done after certain commits.
         failures: errors that the script may swallow.
         parameters_moved: whether anything but an optimizer has changed parameters since the commit.
-        put_parameters_back: puts them back to the commit, if that is known.
         lent_layouts: bucket layouts that travel with the state.
         in_flight: what wrappers hold of the present step.
         steps: what has run since the commit.
@@ -94,7 +93,6 @@ class StateRecovery(CommittedSteps):
         self.losses = Losses()
         self._empty = False
         self.parameters_moved: Callable[[], bool] = lambda: False
-        self.put_parameters_back: Callable[[], None] = lambda: None
         self._followers = Followers(parts.replicated, parts.taken)
         self.buffers = Buffers(parts.modules, parts.optimizers, parts.plain)
         counts = self._board.counts
@@ -288,7 +286,6 @@ class StateRecovery(CommittedSteps):
             self.undo.apply()
             self._followers.settle()
         self.failures.forget()
-        self.put_parameters_back()
         self.buffers.put_back()
         note = self._followers.rollback()
         self._followers.refresh()

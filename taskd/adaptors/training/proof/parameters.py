@@ -13,9 +13,6 @@ Rules:
 3. Scripts evaluate through the module inside of DistributedDataParallel, too: passes of that are watched here.
 4. Where evaluations are known to change parameters, they are looked at behind each commit.
 5. No result of an accelerator is waited for in the loop: a look behind a commit is enqueued only.
-6. Once an evaluation was seen to put others in their place and to give them back, a copy of parameters and buffers is
-   kept in the host's memory during each further one, from the end of the epoch's loop or the beginning of the work
-   behind a commit on. A process that is interrupted then puts it back, and the evaluation is done again.
 """
 
 import logging
@@ -28,7 +25,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.sites import script_line
-from taskd.adaptors.training.copies.room import expect_memory
 from taskd.adaptors.training.hooks import AfterPass
 from taskd.adaptors.training.parts.modes import Evaluations, call_all
 from taskd.adaptors.training.recovery import StateRecovery
@@ -58,11 +54,6 @@ class ParameterWatch:
         """What a step left, with its number."""
         self._inside: tuple[int, Seen] | None = None
         """What there was in an evaluation behind a step."""
-        self._gives_back = False
-        """Whether an evaluation was seen to give the trained parameters back."""
-        self._copy: tuple[int, list[torch.Tensor]] | None = None
-        """That of the parameters that a step left, for as long as an evaluation runs."""
-        self._tells_of_none = True
         self._calls = (
             (recovery.parts.epochs.loop_ended, self._begins),
             (recovery.steps.evaluations.begin, self._begins),
@@ -75,7 +66,7 @@ class ParameterWatch:
         evaluations = recovery.steps.evaluations
         wrappers = [one for one in recovery.parts.modules if isinstance(one, DistributedDataParallel)]
         self._inner = [AfterPass(one.module, _after_pass(one.module, evaluations)) for one in wrappers]
-        recovery.parameters_moved, recovery.put_parameters_back = self._moved, self._put_back
+        recovery.parameters_moved = self._moved
 
     @property
     def owes(self) -> bool:
@@ -84,14 +75,13 @@ class ParameterWatch:
 
     def enter(self) -> None:
         """The training function is about to be called, with the state of a committed step."""
-        self._left = self._inside = self._copy = None
+        self._left = self._inside = None
         if self._moves is not False:
             self._left = self._look()
 
     def committed(self) -> None:
         """A step is committed."""
         self._commits += 1
-        self._copy = None
         if self.owes:
             self._left = self._look()
 
@@ -103,18 +93,13 @@ class ParameterWatch:
         for passes in self._inner:
             passes.remove()
         self._inner = []
-        self._recovery.parameters_moved, self._recovery.put_parameters_back = lambda: False, lambda: None
-        self._copy = None
+        self._recovery.parameters_moved = lambda: False
 
     # Inside.
 
     def _begins(self) -> None:
-        if self._moves is False:
-            return
-        if not self._is_of_now(self._left):
+        if self._moves is not False and not self._is_of_now(self._left):
             self._left = self._look()
-        elif self._gives_back and self._copy is None and not self._differ(self._left, self._look()):
-            self._take_copy()
 
     def _evaluated(self) -> None:
         if self._is_of_now(self._inside):
@@ -122,8 +107,6 @@ class ParameterWatch:
         self._inside = self._look()
         if self._is_of_now(self._left) and self._differ(self._left, self._inside):
             self._tell()
-            if self._gives_back and self._copy is None:
-                self._tell_of_none("it begins neither behind an epoch's loop nor in state.after_commit(…)")
 
     def _ends(self) -> None:
         if not self._is_of_now(self._inside):
@@ -131,10 +114,8 @@ class ParameterWatch:
         now = self._look()
         if now is None:
             return
-        self._copy = None
         if self._differ(self._inside, now):
             self._tell()
-            self._gives_back |= self._is_of_now(self._left) and not self._differ(self._left, now)
         elif self._moves is None:
             self._moves = False
 
@@ -147,8 +128,6 @@ class ParameterWatch:
                 moved = self._differ(self._left, self._look())
         else:
             moved = self._is_of_now(self._inside)
-        if self._copy is not None:
-            return False  # it is put back
         if moved and self._warned != self._recovery.step:
             self._warned = self._recovery.step
             logger.warning(
@@ -164,43 +143,10 @@ class ParameterWatch:
             return
         self._moves = True
         logger.warning(
-            "%s: an evaluation with other parameters than the trained ones. A rank that is interrupted in this one "
-            "has lost those. If they come back, a copy is kept during each further one",
+            "%s: an evaluation with other parameters than the trained ones: at a fault in it all processes start anew, "
+            "if all ranks evaluate so. At other moments the training is recovered in place",
             script_line(),
         )
-
-    def _take_copy(self) -> None:
-        tensors = self._tensors()
-        try:
-            expect_memory(sum(one.nbytes for one in tensors), asked=False)
-            self._copy = self._recovery.step, [one.detach().to("cpu", copy=True) for one in tensors]
-        except (OSError, RuntimeError) as error:
-            self._tell_of_none(getattr(error, "strerror", None) or str(error))
-
-    def _put_back(self) -> None:
-        """Bring parameters and buffers back to what the last step left, if an evaluation was interrupted."""
-        copy, self._copy = self._copy, None
-        if copy is None or copy[0] != self._recovery.step:
-            return
-        with torch.no_grad():
-            for tensor, kept in zip(self._tensors(), copy[1], strict=True):
-                tensor.data.copy_(kept)
-
-    def _tensors(self) -> list[torch.Tensor]:
-        parts = self._recovery.parts
-        buffers = (buffer for module in parts.modules for buffer in module.buffers())
-        known = {id(one): one for one in (*parts.trained(), *buffers)}
-        return [getattr(one, "_local_tensor", one) for one in known.values()]
-
-    def _tell_of_none(self, why: str) -> None:
-        if self._tells_of_none:
-            self._tells_of_none = False
-            logger.warning(
-                "%s: no copy of the trained parameters is kept during this evaluation: %s. At a fault in it all "
-                "processes start anew, if all ranks evaluate so",
-                script_line(),
-                why,
-            )
 
     def _apart(self) -> AbstractContextManager[Any]:
         """Wait for nothing that the training has enqueued: after a fault it may never end."""
