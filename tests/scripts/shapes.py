@@ -125,13 +125,7 @@ SHAPES = (
     Shape(
         16, "counting_wrapper", "a wrapper counts passes for the sampler", (Place("backward", 20),), needs_check=True
     ),
-    Shape(
-        17,
-        "sampler_counts_passes",
-        "a sampler counts its own passes",
-        (Place("backward", 20),),
-        allowed=(Grade.IDENTICAL,),
-    ),
+    Shape(17, "sampler_counts_passes", "a sampler counts its own passes", (Place("backward", 20),), needs_check=True),
     Shape(
         18,
         "enumerate_rate",
@@ -184,7 +178,7 @@ SHAPES = (
         "stream_with_memory",
         "each pass over an iterable dataset depends on those before",
         (Place("backward", 20),),
-        allowed=(Grade.IDENTICAL,),
+        needs_check=True,
     ),
     Shape(
         22,
@@ -207,13 +201,7 @@ SHAPES = (
         (Place("backward", 15),),
         needs_check=True,
     ),
-    Shape(
-        25,
-        "seed_each_epoch",
-        "random numbers of an epoch's beginning",
-        (Place("backward", 20),),
-        allowed=(Grade.IDENTICAL,),
-    ),
+    Shape(25, "seed_each_epoch", "random numbers of an epoch's beginning", (Place("backward", 20),), needs_check=True),
     Shape(
         26,
         "evaluation_workers",

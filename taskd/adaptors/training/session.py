@@ -212,7 +212,6 @@ class Session:
             with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):
                 if plan is not None:
                     self.recovery.do_again()
-                    self.recovery.enter_again()
                 return function()
         finally:
             self.inside = False

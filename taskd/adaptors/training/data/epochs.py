@@ -20,7 +20,6 @@ class Epochs:
         used: whether the script has asked for its epochs.
         loop_ended: functions to call when a loop over a loader has ended within the loop over epochs.
         again: functions to call when another epoch than the first, or another pass over the data, begins.
-        goes_on: called when a loader goes on within its pass after a recovery; None: nobody asks.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,6 @@ class Epochs:
         self._loops = 0
         self.loop_ended: list[Callable[[], None]] = []
         self.again: list[Callable[[], None]] = []
-        self.goes_on: Callable[[], None] | None = None
 
     @property
     def loop(self) -> int:

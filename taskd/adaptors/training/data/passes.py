@@ -19,7 +19,6 @@ class Pass(msgspec.Struct, array_like=True):
         left_at: at how many batches the pass before was left unfinished, 0 if it was not.
         starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
         sampler: the `state_dict` of each stateful sampler, encoded, as it began.
-        carried: what samplers and dataset keep from pass to pass, as it began; once it is over, now.
         is_mended: whether a new process has to mend counts of its batches, or names that a loop leaves behind.
     """
 
@@ -32,13 +31,7 @@ class Pass(msgspec.Struct, array_like=True):
     left_at: int = 0
     starts: list[bytes] = msgspec.field(default_factory=list)
     sampler: list[bytes | None] = msgspec.field(default_factory=list)
-    carried: list[bytes] = msgspec.field(default_factory=list)
     is_mended: bool = False
-
-    @property
-    def is_left(self) -> bool:
-        """Whether it stands where the pass before was left."""
-        return 0 < self.handed == self.left_at
 
     @property
     def seed(self) -> int:

@@ -27,7 +27,6 @@ from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.batch_samples import BatchSamples, sample_of
-from taskd.adaptors.training.data.carried_attributes import CarriedAttributes
 from taskd.adaptors.training.data.counts import opened
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import (
@@ -87,7 +86,6 @@ class LoaderPlace:
         self._resume: Pass | None = None
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
         self._skipped = 0  # batches that the present pass went on behind, until the script works at one
-        self._carried = CarriedAttributes(self._keeping)
         self._whole: float = 0  # batches of the present pass
         self._worked = False  # whether the script has worked at a batch of this pass
         become(loader, _kept(class_of(loader)))
@@ -112,12 +110,10 @@ class LoaderPlace:
         now = self._resume or self._settled()
         if not now.over:
             self._worked = True
-            if now is self._pass and now.handed:
-                now.carried = self._carried.of_pass(now.carried)
             if self._skipped and now.handed > self._skipped:
                 self._see_skipping(now.handed)
         elif now is self._pass:
-            now.starts, now.carried = self._states(), self._carried.of_end()
+            now.starts = self._states()
         now.is_mended = self.is_mended
         return msgspec.msgpack.encode(now)
 
@@ -131,10 +127,6 @@ class LoaderPlace:
     def has_length(self) -> bool:
         """Whether it is known how many batches a pass has."""
         return not self._iterable and batches_of(self._loader()) < float("inf")
-
-    def remembered(self) -> set[tuple[int, str]]:
-        """What is put back of samplers and dataset as a pass begins: ids of the objects, and names of attributes."""
-        return self._carried.names()
 
     def pack_names(self) -> bytes:
         """What loops over it leave behind, if the last batch of the pass was handed out; else empty."""
@@ -162,12 +154,8 @@ class LoaderPlace:
         else:
             begun = msgspec.structs.replace(resume)
             self._put_samplers(begun)
-            if not kept and self._epochs.goes_on is not None:
-                self._epochs.goes_on()
-            if not kept and begun.is_left:
+            if not kept and _is_left(begun):
                 yield from self._begin(batches, begun)
-                if self._iterable and self._carried.holds(begun.carried):
-                    batches.drop(begun.handed)
                 batches.leave()
                 self._replay(begun, begun.handed)
                 return
@@ -243,7 +231,7 @@ class LoaderPlace:
                     epoch,
                 )
             return False
-        if resume.is_left or resume.handed >= self._batches():
+        if _is_left(resume) or resume.handed >= self._batches():
             return resume.loop >= 0
         return True
 
@@ -253,8 +241,7 @@ class LoaderPlace:
     def _next_of(self, last: Pass) -> Pass:
         if last is not self._pass:
             self._replay(last)
-        total, worked = self._batches(), self._worked or last.is_left
-        self._carried.begin()
+        total, worked = self._batches(), self._worked or _is_left(last)
         return Pass(
             last.root,
             last.number + 1,
@@ -270,24 +257,16 @@ class LoaderPlace:
         """Bring the generators of loader and samplers to where the pass has left them; None: behind all its batches."""
         if last.over:
             put(self.held(), last.starts)
-            self._carried.put(last.carried)
-        elif (last.starts or self._carried.holds(last.carried)) and not self._iterable:
+        elif last.starts and not self._iterable:
             self._put_samplers(last)
             order = PassOrder(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held())
             for _ in itertools.islice(order, batches):
                 pass
 
-    def _keeping(self) -> list[Any]:
-        """What may keep something from pass to pass."""
-        loader = self._loader()
-        things = [sampler for sampler in self._samplers() if not is_stateful(sampler)]
-        return [*things, loader.dataset] if self._iterable and loader is not None else things
-
     def _states(self) -> list[bytes]:
         return states_of(self.held())
 
     def _put_samplers(self, begun: Pass) -> None:
-        self._carried.put(begun.carried)
         for sampler, state in zip(self._samplers(), begun.sampler, strict=False):
             if state is not None:
                 sampler.load_state_dict(tree.unpack(state))
@@ -358,7 +337,7 @@ class Batches:
 
     def leave(self) -> None:
         """Go over nothing: the pass stands where the one before was left."""
-        self._source, self._ahead = iter(()), []
+        self._source = iter(())
 
     def drop(self, count: int) -> bool:
         """Load so many batches for nothing; whether there is another one."""
@@ -369,6 +348,11 @@ class Batches:
         except StopIteration:
             return False
         return True
+
+
+def _is_left(begun: Pass) -> bool:
+    """Whether it stands where the pass before was left."""
+    return 0 < begun.handed == begun.left_at
 
 
 @cache

@@ -11,7 +11,7 @@ Rules:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -150,8 +150,6 @@ class Judge:
 
     def _generator(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
-        if self._is_of_pass(one, lambda others: _named_at(one.name, others)):
-            return []
         reaches = one.of_data or self.influence.reaches(one.owner) or self.influence.takes(path)
         return (
             [OutsideState(path, 0, _named_at(one.name, texts), not one.of_data)]
@@ -161,8 +159,6 @@ class Judge:
 
     def _number(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
-        if self._is_of_pass(one, lambda others: carried_at(one.name, others) or shuffled_at(one.name, others)):
-            return []
         names = [one.name]
         if one.owned_by in (dict, list):  # its item may be set by a key that is a variable
             names.append(plain_path(one.owner).rpartition(".")[2])
@@ -194,16 +190,6 @@ class Judge:
             if self.influence.takes(path) or (self.influence.reaches(one.owner, methods) and (methods or not own)):
                 found.append(OutsideState(path, 0, line, is_kept=True))
         return found
-
-    def _is_of_pass(self, one: SeenValue, changed_at: Callable[[list[tuple[str, str, Any]]], str]) -> bool:
-        """Return whether it is put back as a pass begins, and nothing but the beginning of a pass changes it."""
-        if not any(name == one.name for _, name in self._held.of_passes):
-            return False
-        holder = None if one.where is None else one.where()
-        kept = {held for held, name in self._held.of_passes if name == one.name}
-        is_its = id(holder) in kept or one.kind is SeenKind.GENERATOR
-        others = [text for text in self._of(one) if text[0] not in ("__iter__", "__init__")]
-        return is_its and not changed_at(others)
 
     def _of_data(self, one: SeenValue) -> bool:
         """Return whether it belongs to a dataset or sampler of the state's loaders."""

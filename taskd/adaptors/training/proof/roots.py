@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from taskd.adaptors.groups.sites import is_between, is_users
 from taskd.adaptors.training.data.indices import samplers
-from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.kinds import has_state
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
@@ -139,7 +138,6 @@ class Held:
     Attributes:
         ids: of its objects.
         data: ids of its loaders' datasets and samplers.
-        of_passes: attributes of these that are put back as a pass begins: the object's id, and the attribute's name.
         storages: addresses of its tensors' memory.
         samples: of its tensors, and of those that `state_dict()` makes for it.
         shapes: of the parameters that are trained, and of all others of its models.
@@ -152,8 +150,6 @@ class Held:
         self.ids |= drawn_from({name: one for name, one in parts.all.items() if not isinstance(one, DataLoader)})
         self.ids |= {id(one) for loader in loaders for one in (*_drawn(loader), *saved_inside(loader).values())}
         self.data = frozenset(id(one) for loader in loaders for one in (loader.dataset, *samplers(loader)))
-        places = (place for place in parts.places.values() if isinstance(place, LoaderPlace))
-        self.of_passes = frozenset(one for place in places for one in place.remembered())
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
         gradients = [one.grad for one in parts.parameters() if one.grad is not None]
