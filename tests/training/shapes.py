@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from taskd.adaptors.training.state import TrainState
 
@@ -35,7 +36,10 @@ sampler: DistributedSampler[Any] = DistributedSampler(_rows, num_replicas=1, ran
 loader: Any = DataLoader(_rows, batch_size=4, sampler=sampler)
 bins = Bins()
 binned: Any = DataLoader(_rows, batch_sampler=bins)
-state = TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, binned=binned, seed=1)
+stateful: Any = StatefulDataLoader(_rows, batch_size=4)
+state = TrainState(
+    model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, binned=binned, stateful=stateful, seed=1
+)
 held_out: Any = DataLoader(_rows, batch_size=4)
 writer: Any = None
 

@@ -1,10 +1,11 @@
-# ruff: noqa: B007, UP028
+# ruff: noqa: B007, B905, UP028
 """Training functions, as people write them, that would not be exact after a recovery: each with what is found.
 
 They are read, and never called. `tests/training/test_reading.py` compares.
 """
 
 import itertools
+from itertools import islice
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -13,6 +14,7 @@ from tests.training.shapes import (
     EPOCHS,
     evaluate,
     finds,
+    held_out,
     learn,
     loader,
     model,
@@ -20,6 +22,7 @@ from tests.training.shapes import (
     sampler,
     scheduler,
     state,
+    stateful,
 )
 
 
@@ -42,6 +45,66 @@ def left_behind_the_commit():
             state.commit()
             if i + 1 == 20:
                 break
+
+
+def scheduled(data):
+    for i, (x, y) in enumerate(data):
+        for group in optimizer.param_groups:
+            group["lr"] = i
+        learn(x, y)
+        state.commit()
+
+
+@finds("i")
+def counts_of_two_loaders_at_one_line():
+    """The place of one of them is not known to taskd."""
+    for _ in state.epochs(EPOCHS):
+        scheduled(loader)
+        scheduled(stateful)
+
+
+@finds("loss")
+def loss_of_a_slice():
+    for epoch in state.epochs(EPOCHS):
+        for x, y in islice(loader, 5):
+            loss = learn(x, y)
+            state.commit()
+        print(loss.item())
+
+
+@finds("loss")
+def loss_of_two_loaders():
+    for epoch in state.epochs(EPOCHS):
+        for (x, y), _ in zip(loader, held_out):
+            loss = learn(x, y)
+            state.commit()
+        print(loss.item())
+
+
+def batches_of_one():
+    for x, y in loader:
+        loss = learn(x, y)
+        yield loss
+    print(loss.item())
+
+
+@finds("loss")
+def loss_of_a_generator():
+    for epoch in state.epochs(EPOCHS):
+        for _ in batches_of_one():
+            state.commit()
+
+
+@finds("last")
+def last_of_an_inner_loop():
+    for epoch in state.epochs(EPOCHS):
+        for x, y in loader:
+            last = 0
+            loss = learn(x, y)
+            state.commit()
+            for k in range(3):
+                last = loss * k
+        print(last)
 
 
 @finds("itertools.islice")

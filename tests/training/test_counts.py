@@ -1,6 +1,9 @@
 """Counts of a loader's batches go on after a recovery: in the process that was interrupted, and in a new one."""
 
+import gc
 import itertools
+import os
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -208,16 +211,82 @@ def test_other_calls_are_pythons_own() -> None:
             state.commit()
             kinds.append(type(enumerate([])))
 
-    def other() -> Any:
-        return enumerate([])
-
-    code = other.__code__
     assert read_function(train, NOTHING, state) == []
     assert "_taskd_counted_enumerate" in train.__code__.co_names
     train()
     assert kinds[0] == [((0, 7), 8)]
     assert kinds[1] is enumerate
-    assert other.__code__ is code
+    assert "_taskd_counted_enumerate" not in numbered.__code__.co_names
+
+
+def no_limit(job: Job) -> Callable[[], None]:
+    state, loader, sampler = job.state, job.loader, job.sampler
+    limit = int(os.environ["TEST_LIMIT"]) if "TEST_LIMIT" in os.environ else None
+
+    def train() -> None:
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            for batch in islice(loader, limit):
+                job.step(epoch, None, batch)
+                state.commit()
+
+    return train
+
+
+def test_a_slice_without_a_limit() -> None:
+    job = Job()
+    train = no_limit(job)
+    read_function(train, NOTHING, job.state)
+    train()
+    assert len(job.seen) == EPOCHS * BATCHES
+
+
+def test_a_first_batch_is_let_go_of() -> None:
+    """A progress bar has the count begin with the first batch: it is not held for the rest of the pass."""
+    job = Job()
+    state, loader, optimizer = job.state, job.loader, job.optimizer
+    firsts: list[Any] = []
+
+    def train() -> None:
+        for i, batch in enumerate(tqdm(loader)):
+            optimizer.param_groups[0]["lr"] = i
+            firsts.append(weakref.ref(batch[0]))
+            del batch
+            state.commit()
+            if i == 1:
+                gc.collect()
+                assert firsts[0]() is None
+
+    assert read_function(train, NOTHING, state) == []
+    train()
+    assert len(firsts) == BATCHES
+
+
+def test_a_function_that_asks_for_the_class_is_left_alone() -> None:
+    job = Job()
+    state, loader = job.state, job.loader
+
+    def train() -> None:
+        for i, batch in enumerate(loader):
+            job.step(0, i, batch)
+            job.optimizer.param_groups[0]["lr"] = i
+            state.commit()
+            assert not isinstance(batch, enumerate)
+
+    (found,) = read_function(train, NOTHING, state)
+    assert "counts the batches" in found.text
+    train()
+
+
+def test_a_process_that_has_no_record_reads_by_itself() -> None:
+    """Its predecessor died with its node before the first commit."""
+    job = Job()
+    job.state._recovery.declare_empty()
+    assert job.state._recovery.stands_at_set_up
+    train = numbered(job)
+    go_on_as_before(train, NOTHING, job.state, must_mend=False)
+    assert "_taskd_counted_enumerate" in train.__code__.co_names
+    assert job.state._recovery.parts.places["loader"].is_mended  # type: ignore[union-attr]
 
 
 def test_a_new_process_that_does_not_find_the_calls_is_refused() -> None:
@@ -228,7 +297,7 @@ def test_a_new_process_that_does_not_find_the_calls_is_refused() -> None:
         for _ in state.epochs(EPOCHS):
             state.commit()
 
-    with pytest.raises(RefusedError, match="does not find in the script what others have mended"):
+    with pytest.raises(RefusedError, match="does not find in the script the counts or names that others go on with"):
         go_on_as_before(train, NOTHING, state)
 
 

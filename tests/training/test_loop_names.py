@@ -2,13 +2,16 @@
 """Names that a loop over a loader sets are there behind it, if a recovery finds its pass over."""
 
 import logging
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from taskd.adaptors.training.data import loop_names
 from taskd.adaptors.training.proof.reading import go_on_as_before, read_function
 from taskd.errors import RefusedError
 from tests.training.test_counts import BATCHES, EPOCHS, NOTHING, Cut, Job, tqdm
@@ -153,7 +156,7 @@ def test_what_cannot_be_kept_is_said_and_refused() -> None:
     (text,) = told
     assert text.startswith("'out' is read behind the loop at ")
     assert "(Tensor). At a fault behind that loop all processes start anew" in text
-    with pytest.raises(RefusedError, match="has nothing left to go over, and what out was is not known"):
+    with pytest.raises(RefusedError, match="has no batch left, and the last values of out were not recorded"):
         replaced(job, train, too_large, is_new=False)
 
 
@@ -171,6 +174,64 @@ def test_names_are_recorded_by_the_last_commit_of_a_pass_alone(caplog: pytest.Lo
     assert not caplog.records
 
 
+def test_locals_of_the_script_stay() -> None:
+    """`locals()` gives the very dictionary that is read: it is not emptied where the script holds it."""
+    job = EndingJob()
+    state, loader, sampler = job.state, job.loader, job.sampler
+
+    def train() -> None:
+        rate = 0.5
+        given = locals()
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            for (rows,) in loader:
+                loss = rows.sum() * rate
+                commit(job, epoch, None, (rows,))
+            job.end(loss.item(), given["rate"])
+
+    assert read_function(train, NOTHING, state) == []
+    train()
+    assert job.ends == EPOCHS
+
+
+def test_no_copy_of_the_variables_is_left_in_the_frame() -> None:
+    """It would hold the last batch of each pass."""
+    job = EndingJob()
+    state, loader, sampler = job.state, job.loader, job.sampler
+    held: list[Any] = []
+
+    def train() -> None:
+        for epoch in state.epochs(EPOCHS):
+            sampler.set_epoch(epoch)
+            for (rows,) in loader:
+                loss = rows.sum()
+                large = rows.new_zeros(10_000)
+                held.append(weakref.ref(large))
+                commit(job, epoch, None, (rows,))
+                del large
+            job.end(loss.item())
+
+    assert read_function(train, NOTHING, state) == []
+    train()
+    assert not any(one() is not None for one in held)
+
+
+def test_what_has_no_bound_is_not_encoded() -> None:
+    large = torch.zeros(1 << 20)
+    for value in ([large] * 4, {"a": [large]}, Job, "x" * 5000, [[[[[1]]]]], torch.zeros(2).to_sparse()):
+        assert loop_names._encoded(value) is None
+    assert loop_names._encoded([1, "a", {"b": (torch.zeros(3), 2.5, None)}]) is not None
+
+
+def test_the_position_matters_more_than_names() -> None:
+    job = EndingJob()
+    parts = job.state._recovery.parts
+    for (_,) in job.loader:
+        pass
+    parts.keeping["loader"] = SimpleNamespace(pack_names=lambda: bytes(70_000))  # type: ignore[assignment]
+    assert msgspec.msgpack.decode(parts.data_position(())).keys() == {"loader"}
+
+
 def test_a_damaged_record_is_refused() -> None:
     job = EndingJob(0)
     train = numbers(job)
@@ -179,5 +240,5 @@ def test_a_damaged_record_is_refused() -> None:
         train()
     (key,) = (key for key in job.committed if key.startswith("\0names"))
     job.committed[key] = job.committed[key][:-3]
-    with pytest.raises(RefusedError, match="count, loss was is not known"):
+    with pytest.raises(RefusedError, match="the last values of count, loss were not recorded"):
         replaced(job, train, numbers, is_new=False)

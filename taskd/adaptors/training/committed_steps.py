@@ -138,6 +138,11 @@ class CommittedSteps:
         """
         return self._positions.read().get(step) or self._start.get(step, b"")
 
+    @property
+    def stands_at_set_up(self) -> bool:
+        """Whether this process knows its place from its own set-up alone: nobody before it has recorded another."""
+        return self.step in self._start and self.step not in self._positions.read()
+
     def batches_ahead(self) -> dict[str, bytes]:
         """Return the predecessor's batch samples of the next step, by the name of the loader."""
         return batches_ahead(self._positions.entries(), self.step + 1)

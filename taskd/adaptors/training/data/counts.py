@@ -1,17 +1,17 @@
 """Counts of a loader's batches that go on where a pass goes on: `enumerate(loader)`, `zip(range(n), loader)`, `islice`.
 
-After a recovery the loader goes on in its pass, and such a count would begin anew.
+After a recovery the loader goes on within its pass. Such a count would begin anew.
 
 Rules:
 
-1. Only calls that the reading of the training function has found are counted on (`proof/flow/iterating.py`). All others
+1. Only calls that the reading of the training function has found go on counting (`proof/flow/iterating.py`). All others
    are Python's own.
 2. A function that has such calls gets another code object, in which the names stand for the functions of this module.
    They are variables of the function's module under names that no script has. Other functions keep `enumerate`.
 3. A new process has not read the function. The place of the loader tells it that there are such calls
    (`Pass.is_mended`); it reads then.
-4. Added is what `LoaderPlace` goes on behind while the iterator is made, or while its first batch is fetched if a
-   progress bar between them makes it then.
+4. Added is the number of batches that were handed out before. The pass opens at `iter()`, or with the first batch if a
+   progress bar stands between.
 """
 
 import builtins
@@ -22,7 +22,6 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, Final, NamedTuple
 
-_END: Final = object()
 _PREFIX: Final = "_taskd_counted_"
 
 
@@ -50,7 +49,7 @@ class CountedCall(NamedTuple):
     """A call of the script that counts a loader's batches.
 
     Attributes:
-        function: the function that it stands in, or that the one that it stands in is defined in.
+        function: the outermost function whose code has the call.
         name: what is called there.
         place: `file:line` of the call.
         lines: from its first line to its last.
@@ -133,16 +132,16 @@ def _enumerate(iterable: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
 def _later(iterator: Iterator[Any], start: int) -> Iterator[tuple[int, Any]]:
     """Go over what opens the pass with its first batch, as tqdm's bar does."""
     count = opened.count
-    first = next(iterator, _END)
-    if first is not _END:
+    first = [*itertools.islice(iterator, 1)]
+    if first:
         start += opened.handed if opened.count > count else 0
-        yield start, first
+        yield start, first.pop()
         yield from enumerate(iterator, start + 1)
 
 
 def _islice(iterable: Any, *bounds: Any) -> Iterator[Any]:
     """In place of `islice(loader, stop)`."""
-    if not _is_site():
+    if not _is_site() or bounds == (None,):
         return itertools.islice(iterable, *bounds)
     (stop,) = bounds
     count = opened.count

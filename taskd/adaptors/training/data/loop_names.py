@@ -27,7 +27,12 @@ from taskd.adaptors.training import tree
 from taskd.errors import RefusedError, RestoreError
 
 _MOST_BYTES: Final = 4096
-"""More of a loop's names is not kept: the whole position has 64 KiB."""
+"""Of one name; of all names of a loop `_MOST_IN_ALL`. A whole position has 64 KiB."""
+_MOST_IN_ALL: Final = 16 * 1024
+_DEPTH: Final = 4
+_INFINITE: Final = float("inf")
+_REFERENCES: Final = 3
+"""To a frame's copy of its variables that nobody else holds: the frame, a name here, and the count's argument."""
 _COPIES: Final = sys.version_info < (3, 13)
 """Whether `f_locals` of a frame is a copy of its variables."""
 
@@ -66,7 +71,7 @@ class KeptNames(NamedTuple):
 
 
 class LoopNames:
-    """Those of the loops over one loader.
+    """Kept names of the loops over one loader.
 
     Args:
         tell: is told, once, which name cannot be kept, and why.
@@ -102,18 +107,23 @@ class LoopNames:
                 known = msgspec.msgpack.decode(recorded, type=dict[str, bytes])
                 there = (*loop.names, *(name for name in loop.others if name in known))
                 values = {name: tree.unpack(known[name]) for name in there}
-            except (msgspec.DecodeError, KeyError, RestoreError) as error:
+            except (msgspec.DecodeError, LookupError, RestoreError, RuntimeError, ValueError) as error:
                 names = ", ".join(loop.names)
-                text = f"{loop.file}:{loop.first} has nothing left to go over, and what {names} was is not known"
+                text = (
+                    f"{loop.file}:{loop.first} has no batch left, and the last values of {names} were not recorded; "
+                    f"expected numbers or small tensors. Set {names} before the loop"
+                )
                 raise RefusedError(text) from error
             _set(frame, values)
 
     def _values(self, loop: KeptNames, frame: FrameType) -> dict[str, bytes]:
         found: dict[str, bytes] = {}
+        room = _MOST_IN_ALL
         for name, value in _locals_of(frame, (*loop.names, *loop.others)).items():
             data = _encoded(value)
-            if data is not None:
+            if data is not None and len(data) <= room:
                 found[name] = data
+                room -= len(data)
             elif name in loop.names and self._tell is not None:
                 tell, self._tell = self._tell, None
                 tell(
@@ -125,14 +135,28 @@ class LoopNames:
 
 
 def _encoded(value: Any) -> bytes | None:
-    if isinstance(value, torch.Tensor) and value.nbytes > _MOST_BYTES:
+    """Encode a small value; None for any other. Nothing is encoded whose size is not known before."""
+    if _size_of(value) > _MOST_BYTES:
         return None
-    try:
-        data = tree.pack(value)
-        tree.unpack(data)
-    except Exception:  # noqa: BLE001 - whatever the object raises as it is encoded
-        return None
+    data = tree.pack(value)
     return data if len(data) <= _MOST_BYTES else None
+
+
+def _size_of(value: Any, depth: int = _DEPTH) -> float:
+    """Return at least how many bytes a value has; infinity for what is not kept."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float):
+        return 1
+    if kind in (str, bytes):
+        return len(value)
+    if isinstance(value, torch.Tensor):
+        return value.nbytes if value.layout is torch.strided and not value.is_quantized else _INFINITE
+    if tree.is_numpy(value):
+        return int(value.nbytes)
+    if kind not in (list, tuple, dict) or not depth or len(value) > _MOST_BYTES:
+        return _INFINITE
+    items = [*value, *value.values()] if kind is dict else value
+    return sum(_size_of(one, depth - 1) for one in items)
 
 
 def _frames() -> Iterator[FrameType]:
@@ -146,8 +170,8 @@ def _locals_of(frame: FrameType, names: Iterable[str]) -> dict[str, Any]:
     """Return these local variables of a frame, as far as they are set."""
     known = frame.f_locals
     found = {name: known[name] for name in names if name in known}
-    if _COPIES:
-        known.clear()  # else it would hold everything that the frame has now
+    if _COPIES and sys.getrefcount(known) <= _REFERENCES:  # else the script has it (`locals()`)
+        known.clear()  # it would hold all of them
     return found
 
 
@@ -157,4 +181,5 @@ def _set(frame: FrameType, values: dict[str, Any]) -> None:
     known.update(values)
     if _COPIES:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
-        known.clear()
+        if sys.getrefcount(known) <= _REFERENCES:
+            known.clear()

@@ -176,17 +176,17 @@ class Parts:
         packed = self.pack_positions()
         if self._mark is not None:
             packed[IN_BACKWARD] = self._mark
-        packed |= {OF_NAMES + name: names for name, place in self.keeping.items() if (names := place.pack_names())}
-        of_batches = {OF_BATCH + name: samples.newest for name, samples in self.samples.items()}
-        packed |= of_batches
+        beside = {OF_NAMES + name: names for name, place in self.keeping.items() if (names := place.pack_names())}
+        beside |= {OF_BATCH + name: samples.newest for name, samples in self.samples.items()}
+        packed |= beside
         if packed != self._packed[0]:
             self._packed = packed, msgspec.msgpack.encode(packed)
         data = self._packed[1]
         if rng is not self._room[0]:
             self._room = rng, CAPACITY_BYTES - len(head_of(rng)) - sum(map(len, rng))
         room = self._room[1]
-        if len(data) > room and of_batches:  # the position itself matters more
-            data = msgspec.msgpack.encode({name: value for name, value in packed.items() if name not in of_batches})
+        if len(data) > room and beside:  # the position itself matters more
+            data = msgspec.msgpack.encode({name: value for name, value in packed.items() if name not in beside})
         if len(data) <= room:
             return data
         if not self._told_too_large:

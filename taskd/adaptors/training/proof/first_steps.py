@@ -167,19 +167,21 @@ def mended(
 ) -> Callable[[], R]:
     """Return `call`, which calls the training function; in a new process one that first mends what others have mended.
 
-    Whether there is something shows the place in the data that this process has taken over.
+    Whether there is something shows the place in the data that this process has taken over. One that has taken over
+    none looks for itself.
     """
-    if not runtime.link.joins:
+    if not runtime.link.joins or runtime.link.config.self_check is SelfCheck.OFF:
         return call
     places = state._recovery.parts.places.values()
     known = False
 
     def mend() -> R:
         nonlocal known
-        if not known and any(getattr(place, "is_mended", False) for place in places):
+        mends = any(getattr(place, "is_mended", False) for place in places)
+        if not known and (mends or state._recovery.stands_at_set_up):
             from taskd.adaptors.training.proof.reading import go_on_as_before
 
-            go_on_as_before(function, given, state)
+            go_on_as_before(function, given, state, must_mend=mends)
             known = True
         return call()
 

@@ -116,20 +116,28 @@ def read_function(
     return [] if reader is None else _as_findings(reader)
 
 
-def go_on_as_before(function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState) -> None:
+def go_on_as_before(
+    function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState, *, must_mend: bool = True
+) -> None:
     """In a new process: have those calls count on, and those names kept, that are in the others.
 
     Raises:
-        RefusedError: they are not found in the script.
+        RefusedError: others are known to have mended something (`must_mend`), and it is not found in the script.
     """
     try:
         _, mended = _read(function, given, state)
     except Exception as error:
+        if not must_mend:
+            _log.warning("the training function could not be read, and is not judged", exc_info=True)
+            return
         raise RefusedError(
             f"this process cannot read the script, in which others have mended something: {error!r}"
         ) from error
-    if not mended:
-        raise RefusedError("this process does not find in the script what others have mended: is its text another one?")
+    if must_mend and not mended:
+        raise RefusedError(
+            "this process does not find in the script the counts or names that others go on with; expected the same "
+            "text in all processes. Start the job anew if the script was edited"
+        )
 
 
 def _read(
@@ -179,7 +187,7 @@ def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
     if not reader.complete:
         return [], []
     places = {one.place for one in reader.findings if one.kind in _COUNTS}
-    calls = dict.fromkeys(call for place, call in reader.countable.items() if place in places)
+    calls = dict.fromkeys(call for (place, _), call in reader.countable.items() if place in places)
     loops: dict[KeptNames, list[KeptNames]] = {}
     for source, one in reader.keepable.items():
         if source in reader.findings:

@@ -60,7 +60,7 @@ class Expressions:
         kept: names that are kept.
 
     Attributes:
-        countable: calls that could go on counting, by the place of what they count.
+        countable: calls that could go on counting, by the place of what they count, and the loader.
         keepable: names that could be kept, by the sources that they would be unbound by.
         complete: whether all was read.
     """
@@ -71,9 +71,9 @@ class Expressions:
         counted: Iterable[CountedCall] = (), kept: Iterable[KeptNames] = (),
     ) -> None:  # fmt: skip
         self.state, self.parts, self.loaders, self.counting, self.keeping = state, parts, loaders, counting, keeping
-        self.counted = frozenset((one.place, one.name) for one in counted)
+        self.counted = frozenset((one.place, one.name, one.loader) for one in counted)
         self.kept = tuple(kept)
-        self.countable: dict[str, CountedCall] = {}
+        self.countable: dict[tuple[str, str], CountedCall] = {}
         self.keepable: dict[Taint, KeptNames] = {}
         self.complete = True
         self.part_ids = frozenset(

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from taskd.adaptors.training.data.counts import CountedCall, can_count_on
 from taskd.adaptors.training.proof.flow.functions import Functions
+from taskd.adaptors.training.proof.flow.scope import Scope
 from taskd.adaptors.training.proof.flow.values import (
     MISSING,
     PLAIN,
@@ -92,7 +93,7 @@ class Iterating(Functions):
         cut = Taint(TaintKind.CUT, "islice", self.frame.place(node), over.shape.loader) if skips or counts else None
         if cut is not None and len(bounds) == 1 and self._is_itself(over) and self._counts_on(node, over):
             cut = None
-        return over._replace(shape=over.shape._replace(cut=cut))
+        return over._replace(shape=over.shape._replace(cut=cut, each=False))
 
     def iterator(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
         """`iter(loader)`, and what else goes over the same: it may stand in the midst of a pass."""
@@ -120,19 +121,19 @@ class Iterating(Functions):
 
     def _counts_on(self, node: ast.Call, over: Value, *parts: ast.AST) -> bool:
         """Whether this call goes on counting; noted, by its place and those of `parts`, if it could."""
-        frame, place = self.frame, self.frame.place(node)
-        name, shape = getattr(node.func, "id", ""), over.shape
-        if (place, name) in self.counted:
-            return True
-        while frame.function is None and frame.outer is not None:
-            frame = frame.outer
-        function: Any = frame.function
-        if function is None or shape is None or not shape.each or shape.loader not in self.counting:
+        frame, shape = self.frame, over.shape
+        place, name = frame.place(node), getattr(node.func, "id", "")
+        if not name or shape is None or not shape.each or shape.loader not in self.counting:
             return False
-        if name and can_count_on(function, name):
+        if (place, name, shape.loader) in self.counted:
+            return True
+        outer = _outermost(frame)
+        function: Any = outer.function
+        if function is not None and can_count_on(function, name) and _is_only_called(name, outer.node):
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             call = CountedCall(function, name, place, lines, shape.loader)
-            self.countable |= dict.fromkeys([place, *map(self.frame.place, parts)], call)
+            places = (place, *map(frame.place, parts))
+            self.countable |= {(one, shape.loader): call for one in places}
         return False
 
     def _whole(self, _: ast.AST, arguments: list[Value], words: dict[str, Value]) -> Value:
@@ -142,6 +143,20 @@ class Iterating(Functions):
         """What reads a call of that; None if it makes nothing to go over."""
         hashable = isinstance(called, type) or type(called) is type(len)
         return _KNOWN.get(called) if hashable else None
+
+
+def _outermost(frame: Scope) -> Scope:
+    """The function whose code has that of a function that is defined in it."""
+    while frame.function is None and frame.outer is not None:
+        frame = frame.outer
+    return frame
+
+
+def _is_only_called(name: str, function: ast.AST) -> bool:
+    """Whether a function and those in it use a name for calls alone: what stands for it is no class."""
+    called = {id(one.func) for one in ast.walk(function) if isinstance(one, ast.Call)}
+    uses = (one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id == name)
+    return all(id(one) in called for one in uses)
 
 
 def _is_range(shape: Elements) -> bool:

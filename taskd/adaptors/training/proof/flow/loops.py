@@ -7,7 +7,7 @@ Rules:
    entered anew there has what the name began with. As the loop's turn ends, what is pending is changed.
 3. Behind a loop over a loader, in an epoch of `state.epochs()`, names that the loop alone sets may be unbound: a
    recovery at the epoch's end goes on with an empty pass. Such names can be kept (`data/loop_names.py`), if no line
-   behind the commit sets them and the loop has no `break`.
+   behind the commit sets them, and the loop ends with its loader.
 """
 
 import ast
@@ -61,6 +61,7 @@ class Loops(Calls):
             self.bind(node.target, element)
 
         with self.under(combine([over]) if not loop.commits else PLAIN):
+            loop.ends = shape.each and shape.cut is None
             self._go_round(node, loop, begin, passes=shape.loader)
         if shape.cut is not None and loop.commits and not loop.bounded:
             self.find(shape.cut, node.iter if shape.loader else node)
@@ -224,13 +225,21 @@ class Loops(Calls):
             elif known.const in (0, ()) and known.const is not False and not known.taints:
                 source = Taint(TaintKind.ZERO, name, place, passes)
                 env.names[name] = value._replace(zero=source)
-            if source is not None and passes in self.keeping and not loop.breaks and name not in loop.late:
-                others = loop.assigned.keys() & _read_beside(loop, self.frame.node) - loop.late - {name}
-                sites = self.aligned.sites.get(id(loop.node), set())
-                commits = tuple(_lines(one) for one in inside(loop.node) if id(one) in sites)
-                self.keepable[source] = KeptNames(
-                    passes, self.frame.file, *_lines(loop.node), commits, (name,), tuple(sorted(others))
-                )
+            if source is not None and name not in loop.late:
+                self._note_keepable(source, loop, passes)
+
+    def _note_keepable(self, source: Taint, loop: Loop, passes: str) -> None:
+        """A name could be kept if its loop ends with its loader, and commits in a frame that is on the stack then."""
+        frame = self.frame
+        sites = self.aligned.sites.get(id(loop.node), set())
+        commits = tuple(_lines(one) for one in inside(loop.node) if id(one) in sites)
+        waits = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in inside(frame.node))
+        if passes in self.keeping and loop.ends and not loop.breaks and commits and not waits:
+            others = loop.assigned.keys() & _read_beside(loop, frame.node) - loop.late - {source.name}
+            lines = _lines(loop.node)
+            self.keepable[source] = KeptNames(
+                passes, frame.file, *lines, commits, (source.name,), tuple(sorted(others))
+            )
 
     def _kept_names(self, loop: Loop, passes: str) -> set[str]:
         """The names that this loop leaves behind after a pass over nothing, too."""

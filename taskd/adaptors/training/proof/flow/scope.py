@@ -55,6 +55,7 @@ class Loop:
         bounded: whether the state's own step ends it.
         epochs: whether it goes over `state.epochs()`.
         late: the names that it sets behind a commit, or perhaps behind one.
+        ends: whether it ends as its loader does.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Loop:
     ) -> None:
         self.node, self.commits, self.nested, self.inner, self.first = node, commits, nested, inner, first
         self.assigned = assigned(node)
-        self.bounded = self.epochs = False
+        self.bounded = self.epochs = self.ends = False
         self.late: frozenset[str] = frozenset()
         self.breaks: list[Env] = []
         self.continues: list[Env] = []

@@ -93,8 +93,9 @@ class Statements(Loops):
         env.names[name] = _named(value, name)
         if env.committed == 2:
             env.late |= {name}
-        if env.committed and frame.loops:
-            frame.loops[-1].late |= {name}
+        if env.committed:
+            for loop in frame.loops:
+                loop.late |= {name}
 
     def _bind_part(self, target: Any, value: Value) -> None:
         owner = self.read(target.value)
