@@ -26,6 +26,7 @@ from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.flow.expressions import TooMuch
+from taskd.adaptors.training.proof.flow.iterating import can_go_on
 from taskd.adaptors.training.proof.flow.scope import Code, code_of, forget_text, plain_function
 from taskd.adaptors.training.proof.flow.statements import Statements
 from taskd.adaptors.training.proof.flow.values import Taint, TaintKind
@@ -187,12 +188,13 @@ def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
     if not reader.complete:
         return [], []
     places = {one.place for one in reader.findings if one.kind in _COUNTS}
-    calls = dict.fromkeys(call for (place, _), call in reader.countable.items() if place in places)
+    found = dict.fromkeys(call for (place, _), call in reader.countable.items() if place in places)
+    calls = [call for call in found if can_go_on(call, reader.texts[call.function])]
     loops: dict[KeptNames, list[KeptNames]] = {}
     for source, one in reader.keepable.items():
         if source in reader.findings:
             loops.setdefault(one._replace(names=(), others=()), []).append(one)
-    return [*calls], [_one_of(found) for found in loops.values()]
+    return calls, [_one_of(found) for found in loops.values()]
 
 
 def _one_of(found: list[KeptNames]) -> KeptNames:

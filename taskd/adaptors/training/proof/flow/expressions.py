@@ -61,6 +61,7 @@ class Expressions:
 
     Attributes:
         countable: calls that could go on counting, by the place of what they count, and the loader.
+        texts: the text of each function with such a call.
         keepable: names that could be kept, by the sources that they would be unbound by.
         complete: whether all was read.
     """
@@ -74,6 +75,7 @@ class Expressions:
         self.counted = frozenset((one.place, one.name, one.loader) for one in counted)
         self.kept = tuple(kept)
         self.countable: dict[tuple[str, str], CountedCall] = {}
+        self.texts: dict[Any, ast.AST] = {}
         self.keepable: dict[Taint, KeptNames] = {}
         self.complete = True
         self.part_ids = frozenset(

@@ -129,7 +129,8 @@ class Iterating(Functions):
             return True
         outer = _outermost(frame)
         function: Any = outer.function
-        if function is not None and can_count_on(function, name) and _is_only_called(name, outer.node):
+        if function is not None:
+            self.texts[function] = outer.node
             lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
             call = CountedCall(function, name, place, lines, shape.loader)
             places = (place, *map(frame.place, parts))
@@ -152,8 +153,13 @@ def _outermost(frame: Scope) -> Scope:
     return frame
 
 
+def can_go_on(call: CountedCall, text: ast.AST) -> bool:
+    """Whether a call can be counted on. `text` is that of its function, which must use the name for calls alone."""
+    function: Any = call.function
+    return can_count_on(function, call.name) and _is_only_called(call.name, text)
+
+
 def _is_only_called(name: str, function: ast.AST) -> bool:
-    """Whether a function and those in it use a name for calls alone: what stands for it is no class."""
     called = {id(one.func) for one in ast.walk(function) if isinstance(one, ast.Call)}
     uses = (one for one in ast.walk(function) if isinstance(one, ast.Name) and one.id == name)
     return all(id(one) in called for one in uses)

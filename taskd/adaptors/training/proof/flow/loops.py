@@ -214,32 +214,33 @@ class Loops(Calls):
             return
         place = self.frame.place(loop.node)
         kept = self._kept_names(loop, passes)
+        unbound: dict[str, Taint] = {}
         for name in loop.assigned:
             value, known = env.names.get(name), first.names.get(name)
             if value is None or name in kept:
                 continue
-            source = None
             if known is None:
-                source = Taint(TaintKind.UNBOUND, name, place, passes)
+                unbound[name] = source = Taint(TaintKind.UNBOUND, name, place, passes)
                 env.names[name] = value._replace(behind=source)
             elif known.const in (0, ()) and known.const is not False and not known.taints:
-                source = Taint(TaintKind.ZERO, name, place, passes)
+                unbound[name] = source = Taint(TaintKind.ZERO, name, place, passes)
                 env.names[name] = value._replace(zero=source)
-            if source is not None and name not in loop.late:
-                self._note_keepable(source, loop, passes)
+        if unbound:
+            self._note_keepable(loop, passes, unbound)
 
-    def _note_keepable(self, source: Taint, loop: Loop, passes: str) -> None:
-        """A name could be kept if its loop ends with its loader, and commits in a frame that is on the stack then."""
+    def _note_keepable(self, loop: Loop, passes: str, unbound: dict[str, Taint]) -> None:
+        """Names could be kept if their loop ends with its loader, and commits in a frame that is on the stack then."""
         frame = self.frame
         sites = self.aligned.sites.get(id(loop.node), set())
         commits = tuple(_lines(one) for one in inside(loop.node) if id(one) in sites)
         waits = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in inside(frame.node))
-        if passes in self.keeping and loop.ends and not loop.breaks and commits and not waits:
-            others = loop.assigned.keys() & _read_beside(loop, frame.node) - loop.late - {source.name}
-            lines = _lines(loop.node)
-            self.keepable[source] = KeptNames(
-                passes, frame.file, *lines, commits, (source.name,), tuple(sorted(others))
-            )
+        if passes not in self.keeping or not loop.ends or loop.breaks or not commits or waits:
+            return
+        others = loop.assigned.keys() & _read_beside(loop, frame.node) - loop.late
+        whole = KeptNames(passes, frame.file, *_lines(loop.node), commits, (), tuple(sorted(others)))
+        self.keepable |= {
+            source: whole._replace(names=(name,)) for name, source in unbound.items() if name not in loop.late
+        }
 
     def _kept_names(self, loop: Loop, passes: str) -> set[str]:
         """The names that this loop leaves behind after a pass over nothing, too."""

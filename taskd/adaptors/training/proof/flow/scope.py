@@ -64,7 +64,7 @@ class Loop:
         self.node, self.commits, self.nested, self.inner, self.first = node, commits, nested, inner, first
         self.assigned = assigned(node)
         self.bounded = self.epochs = self.ends = False
-        self.late: frozenset[str] = frozenset()
+        self.late: set[str] = set()
         self.breaks: list[Env] = []
         self.continues: list[Env] = []
 

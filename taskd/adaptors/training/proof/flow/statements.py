@@ -95,7 +95,7 @@ class Statements(Loops):
             env.late |= {name}
         if env.committed:
             for loop in frame.loops:
-                loop.late |= {name}
+                loop.late.add(name)
 
     def _bind_part(self, target: Any, value: Value) -> None:
         owner = self.read(target.value)
