@@ -1,15 +1,16 @@
 """A training function that counts batches: it counts on, or its job starts anew at a fault."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import SCRIPTS
 from tests.e2e.plan import Points, point
 
-REFUSED = "counts_of_iterator.py"
-LINES = (SCRIPTS / REFUSED).read_text().splitlines()
-COUNTS = next(number for number, text in enumerate(LINES, 1) if " in enumerate(" in text)
-FOUND = f"{REFUSED}:{COUNTS} counts the batches of 'loader' with 'i', and "
+COUNTS = "counts.py"
+CALL, OF_ITERATOR = " in enumerate(loader)", " in enumerate(iter(loader))"
+"""What counts the batches there, and the same of an iterator made beforehand, which begins anew."""
 
 
 def run(make_job: MakeJob, name: str, points: Points, **env: str | None) -> tuple[list[dict[str, object]], str, bool]:
@@ -26,24 +27,30 @@ def run(make_job: MakeJob, name: str, points: Points, **env: str | None) -> tupl
 @pytest.mark.slow
 def test_a_count_goes_on(make_job: MakeJob) -> None:
     """With the weights that stock has, and in place: each rank is killed once, so both have a new process."""
-    stock, _, _ = run(make_job, "counts.py", [], TASKD_PROCESS_ENABLE=None)
-    results, output, restarts = run(make_job, "counts.py", [point("one", 1, 4, "begin"), point("two", 0, 6, "begin")])
+    stock, _, _ = run(make_job, COUNTS, [], TASKD_PROCESS_ENABLE=None)
+    results, output, restarts = run(make_job, COUNTS, [point("one", 1, 4, "begin"), point("two", 0, 6, "begin")])
     assert not restarts
     assert "counts the batches" not in output
     assert results == stock
 
 
 @pytest.mark.slow
-def test_a_count_that_matters(make_job: MakeJob) -> None:
+def test_a_count_that_matters(make_job: MakeJob, tmp_path: Path) -> None:
     """Refused: all start anew, with the weights that stock has. Allowed: in place, with others, and a warning."""
-    stock, _, _ = run(make_job, REFUSED, [], TASKD_PROCESS_ENABLE=None)
+    text = (SCRIPTS / COUNTS).read_text()
+    assert text.count(CALL) == 1
+    path = tmp_path / "counts_of_iterator.py"
+    path.write_text(text.replace(CALL, OF_ITERATOR))
+    script, line = str(path), text[: text.index(CALL)].count("\n") + 1
+    found = f"{path}:{line} counts the batches of 'loader' with 'i', and "
+    stock, _, _ = run(make_job, script, [], TASKD_PROCESS_ENABLE=None)
     one = [point("one", 1, 4, "begin")]
-    results, output, restarts = run(make_job, REFUSED, one)
-    assert FOUND in output
+    results, output, restarts = run(make_job, script, one)
+    assert found in output
     assert restarts
     assert results == stock
-    results, output, restarts = run(make_job, REFUSED, one, TASKD_INEXACT="allow")
-    assert FOUND in output
+    results, output, restarts = run(make_job, script, one, TASKD_INEXACT="allow")
+    assert found in output
     assert ": not exact after a recovery. Count with state.step" in output
     assert not restarts
     assert results != stock

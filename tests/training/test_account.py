@@ -94,7 +94,7 @@ STANDINGS = {
     "a frozen layer": ("in evaluate_a_part$", Standing.TRAINING),
     "saving": ("in write$", Standing.CHECKPOINT),
     "data": ("/torch/utils/data/dataloader.py:.* in _try_get_data$", Standing.TRAINING),
-    "lock": ("in lock$", Standing.TRAINING),
+    "lock": ("in lock_again$", Standing.TRAINING),
     "paused": ("in await_order$", Standing.PAUSED),
 }
 
@@ -112,7 +112,7 @@ def test_what_a_rank_is_about(begin: Begin, case: str) -> None:
     silent = Evidence(frames=Frames(account.threads[0].stack), clocks=Clocks(0.1, 0.0, 3.0))
     assert (condition_of_hang(silent).kind is Kind.DATA_BLOCKED) == (case == "data")
     if case == "lock":
-        assert threads["MainThread"][0].endswith("in lock")
+        assert threads["MainThread"][0].endswith("in lock_again")
         assert any(line.endswith("in stay") for line in threads["helper"])
 
 

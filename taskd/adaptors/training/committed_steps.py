@@ -140,7 +140,7 @@ class CommittedSteps:
 
     @property
     def stands_at_set_up(self) -> bool:
-        """Whether this process knows its place from its own set-up alone: nobody before it has recorded another."""
+        """Whether this process has its place from its own set-up, and no record of a predecessor."""
         return self.step in self._start and self.step not in self._positions.read()
 
     def batches_ahead(self) -> dict[str, bytes]:

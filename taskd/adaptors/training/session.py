@@ -80,7 +80,7 @@ def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _name_of(function: Callable[..., object]) -> object:
-    """What tells a function from others. Its code may become another one (`data/counts.py`)."""
+    """Identify a function, whose code object may be replaced (`data/counts.py`)."""
     code = getattr(function, "__code__", None)
     return function if code is None else (code.co_filename, code.co_firstlineno, code.co_name)
 

@@ -8,9 +8,9 @@ Rules:
    are Python's own.
 2. A function that has such calls gets another code object, in which the names stand for the functions of this module.
    They are variables of the function's module under names that no script has. Other functions keep `enumerate`.
-3. A new process has not read the function. The place of the loader tells it that there are such calls
-   (`Pass.is_mended`); it reads then.
-4. Added is the number of batches that were handed out before. The pass opens at `iter()`, or with the first batch if a
+3. A new process reads the function only if its predecessor's place in the data says that there are such calls
+   (`Pass.is_mended`).
+4. The number of batches that were handed out before is added. The pass opens at `iter()`, or with the first batch if a
    progress bar stands between.
 """
 
@@ -26,7 +26,7 @@ _PREFIX: Final = "_taskd_counted_"
 
 
 class Opened:
-    """The newest pass that was begun, or gone on with, in this process.
+    """The newest pass that this process has begun or resumed.
 
     Attributes:
         count: how many passes were opened so far.
@@ -64,7 +64,7 @@ class CountedCall(NamedTuple):
 
 
 _sites: Final[set[tuple[str, int]]] = set()
-"""File and line of each call that is counted on."""
+"""File and line of each call that goes on counting."""
 
 
 def count_on(calls: Iterable[CountedCall]) -> None:
@@ -81,7 +81,7 @@ def count_on(calls: Iterable[CountedCall]) -> None:
 
 
 def can_count_on(function: FunctionType, name: str) -> bool:
-    """Return whether calls by this name can be counted on: it is a variable of the function's module, or a builtin."""
+    """Return whether calls by this name can go on counting: it is a variable of the function's module, or a builtin."""
     codes = [*_codes(function.__code__)]
     uses = [one for one in codes if name in one.co_names]
     is_counted = any(_PREFIX + name in one.co_names for one in codes)
@@ -113,7 +113,7 @@ def _is_only_global(code: CodeType, name: str) -> bool:
 
 
 def _is_site() -> bool:
-    """Return whether the caller's caller stands at a call that is counted on."""
+    """Return whether the caller's caller stands at a call that goes on counting."""
     frame = sys._getframe(2)
     return (frame.f_code.co_filename, frame.f_lineno) in _sites
 
@@ -141,7 +141,7 @@ def _later(iterator: Iterator[Any], start: int) -> Iterator[tuple[int, Any]]:
 
 def _islice(iterable: Any, *bounds: Any) -> Iterator[Any]:
     """In place of `islice(loader, stop)`."""
-    if not _is_site() or bounds == (None,):
+    if not _is_site() or len(bounds) > 1 or bounds == (None,):  # a line may have a second slice
         return itertools.islice(iterable, *bounds)
     (stop,) = bounds
     count = opened.count

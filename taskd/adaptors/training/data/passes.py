@@ -19,7 +19,7 @@ class Pass(msgspec.Struct, array_like=True):
         left_at: at how many batches the pass before was left unfinished, 0 if it was not.
         starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
         sampler: the `state_dict` of each stateful sampler, encoded, as it began.
-        is_mended: whether a new process has to mend counts of its batches, or names that a loop leaves behind.
+        is_mended: whether a new process must let counts of its batches go on, or keep names of its loops.
     """
 
     root: int

@@ -64,9 +64,9 @@ class LoaderPlace:
 
     Attributes:
         samples: samples of its batches; None in a job without the self-check.
-        is_mended: whether what the script makes of its batches is mended: counts, or names that a loop leaves behind.
-        names: local variables that loops over it leave behind; None if none are kept.
-        recorded_names: those that the present pass had left, encoded.
+        is_mended: whether counts of its batches go on after a recovery, or names of its loops are kept.
+        names: local variables that are kept of loops over it; None for none.
+        recorded_names: their values at the end of the present pass, encoded; empty if not recorded.
     """
 
     def __init__(self, loader: Any, name: str, meter: Meter, epochs: Epochs) -> None:

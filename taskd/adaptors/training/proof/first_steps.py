@@ -165,10 +165,10 @@ def mended(
     state: TrainState,
     runtime: Runtime,
 ) -> Callable[[], R]:
-    """Return `call`, which calls the training function; in a new process one that first mends what others have mended.
+    """Return `call`, which calls the training function. In a new process, prepare that function before its first call.
 
-    Whether there is something shows the place in the data that this process has taken over. One that has taken over
-    none looks for itself.
+    The place in the data that this process has taken over says whether counts go on or names are kept. Without one, the
+    process reads the function to find out.
     """
     if not runtime.link.joins or runtime.link.config.self_check is SelfCheck.OFF:
         return call

@@ -111,7 +111,7 @@ def read_function(
 ) -> list[ReadFinding]:
     """What is found in a training function, in the order of its lines.
 
-    What can be mended is, from now on; `tell` is told what of it will not be.
+    From now on counts go on and names are kept where they can. `tell` gets a warning for a name that cannot.
     """
     reader, _ = _read(function, given, state, tell)
     return [] if reader is None else _as_findings(reader)
@@ -120,10 +120,10 @@ def read_function(
 def go_on_as_before(
     function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState, *, must_mend: bool = True
 ) -> None:
-    """In a new process: have those calls count on, and those names kept, that are in the others.
+    """In a new process: let the same calls go on counting, and keep the same names, as the other processes do.
 
     Raises:
-        RefusedError: others are known to have mended something (`must_mend`), and it is not found in the script.
+        RefusedError: the others are known to do so (`must_mend`), and nothing is found in the script.
     """
     try:
         _, mended = _read(function, given, state)
@@ -132,7 +132,7 @@ def go_on_as_before(
             _log.warning("the training function could not be read, and is not judged", exc_info=True)
             return
         raise RefusedError(
-            f"this process cannot read the script, in which others have mended something: {error!r}"
+            f"this process cannot read in the script the counts or names that others go on with: {error!r}"
         ) from error
     if must_mend and not mended:
         raise RefusedError(
@@ -147,7 +147,7 @@ def _read(
     state: TrainState,
     tell: Callable[[str], None] = _to_nobody,
 ) -> tuple[Statements | None, bool]:
-    """Read the function. Mend what can be, and read it again; return whether something is mended, too."""
+    """Read the function; again, if counts go on or names are kept. Return what was read, and whether any are."""
     code, first = _text_of(function)
     if code is None:
         return None, False
@@ -184,7 +184,7 @@ def _read(
 
 
 def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
-    """The calls that mend something if they go on counting, and the names that do if they are kept, by their loops."""
+    """Return the calls that would mend a finding by going on counting, and the names that would by being kept."""
     if not reader.complete:
         return [], []
     places = {one.place for one in reader.findings if one.kind in _COUNTS}
@@ -198,7 +198,7 @@ def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
 
 
 def _one_of(found: list[KeptNames]) -> KeptNames:
-    """What is kept of one loop, found for its names one by one."""
+    """Join what is kept of one loop, name by name."""
     names = {name for one in found for name in one.names}
     others = {name for one in found for name in one.others} - names
     return found[0]._replace(names=tuple(sorted(names)), others=tuple(sorted(others)))
@@ -212,16 +212,15 @@ def _text_of(function: Any) -> tuple[Code | None, tuple[Any, ...]]:
 
 
 def _mattering(reader: Statements) -> Iterator[Taint]:
-    """The sources that matter."""
+    """Yield the sources that a recovery does not put right."""
     counts = {one.name for one in reader.findings if one.kind in (*_COUNTS, TaintKind.AHEAD)}
     right = {(one.kind, one.place) for one in reader.right}
     for source in reader.findings:
-        left_right = source.kind is TaintKind.LEAVES and reader.asks_first
-        counted = source.kind is TaintKind.CARRIED and source.name in counts
-        if (
-            not (left_right or counted or _is_gone_through_again(source, reader))
-            and (source.kind, source.place) not in right
-        ):
+        if source.kind is TaintKind.LEAVES and reader.asks_first:
+            continue
+        if source.kind is TaintKind.CARRIED and source.name in counts:
+            continue
+        if (source.kind, source.place) not in right and not _is_gone_through_again(source, reader):
             yield source
 
 

@@ -147,14 +147,14 @@ class Iterating(Functions):
 
 
 def _outermost(frame: Scope) -> Scope:
-    """The function whose code has that of a function that is defined in it."""
+    """The outermost function around this one."""
     while frame.function is None and frame.outer is not None:
         frame = frame.outer
     return frame
 
 
 def can_go_on(call: CountedCall, text: ast.AST) -> bool:
-    """Whether a call can be counted on. `text` is that of its function, which must use the name for calls alone."""
+    """Whether a call can go on counting. `text` is that of its function, which must use the name for calls alone."""
     function: Any = call.function
     return can_count_on(function, call.name) and _is_only_called(call.name, text)
 
