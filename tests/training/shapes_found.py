@@ -63,6 +63,16 @@ def counts_of_two_loaders_at_one_line():
         scheduled(stateful)
 
 
+@finds("i")
+def counts_of_a_slice():
+    for epoch in state.epochs(EPOCHS):
+        for i, (x, y) in enumerate(islice(loader, 5)):
+            for group in optimizer.param_groups:
+                group["lr"] = i
+            learn(x, y)
+            state.commit()
+
+
 @finds("loss")
 def loss_of_a_slice():
     for epoch in state.epochs(EPOCHS):

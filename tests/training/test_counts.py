@@ -221,9 +221,9 @@ def test_other_calls_are_pythons_own() -> None:
 
 def no_limit(job: Job) -> Callable[[], None]:
     state, loader, sampler = job.state, job.loader, job.sampler
-    limit = int(os.environ["TEST_LIMIT"]) if "TEST_LIMIT" in os.environ else None
 
     def train() -> None:
+        limit = int(os.environ["TEST_LIMIT"]) if "TEST_LIMIT" in os.environ else None
         for epoch in state.epochs(EPOCHS):
             sampler.set_epoch(epoch)
             for batch in islice(loader, limit):
@@ -237,6 +237,7 @@ def test_a_slice_without_a_limit() -> None:
     job = Job()
     train = no_limit(job)
     read_function(train, NOTHING, job.state)
+    assert "_taskd_counted_islice" in train.__code__.co_names
     train()
     assert len(job.seen) == EPOCHS * BATCHES
 
@@ -276,6 +277,15 @@ def test_a_function_that_asks_for_the_class_is_left_alone() -> None:
     (found,) = read_function(train, NOTHING, state)
     assert "counts the batches" in found.text
     train()
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_record_says_whether_counts_go_on(*, counts: bool) -> None:
+    job, other = Job(), Job()
+    if counts:
+        read_function(numbered(job), NOTHING, job.state)
+    other.go_back(job.state._recovery.parts.pack_positions())
+    assert other.state._recovery.parts.places["loader"].is_mended is counts  # type: ignore[union-attr]
 
 
 def test_a_process_that_has_no_record_reads_by_itself() -> None:

@@ -72,7 +72,7 @@ class Expressions:
         counted: Iterable[CountedCall] = (), kept: Iterable[KeptNames] = (),
     ) -> None:  # fmt: skip
         self.state, self.parts, self.loaders, self.counting, self.keeping = state, parts, loaders, counting, keeping
-        self.counted = frozenset((one.place, one.name, one.loader) for one in counted)
+        self.counted = frozenset(counted)
         self.kept = tuple(kept)
         self.countable: dict[tuple[str, str], CountedCall] = {}
         self.texts: dict[Any, ast.AST] = {}

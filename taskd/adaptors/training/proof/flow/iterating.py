@@ -121,20 +121,17 @@ class Iterating(Functions):
 
     def _counts_on(self, node: ast.Call, over: Value, *parts: ast.AST) -> bool:
         """Whether this call goes on counting; noted, by its place and those of `parts`, if it could."""
-        frame, shape = self.frame, over.shape
-        place, name = frame.place(node), getattr(node.func, "id", "")
-        if not name or shape is None or not shape.each or shape.loader not in self.counting:
-            return False
-        if (place, name, shape.loader) in self.counted:
-            return True
-        outer = _outermost(frame)
+        place, name, shape = self.frame.place(node), getattr(node.func, "id", ""), over.shape
+        outer = _outermost(self.frame)
         function: Any = outer.function
-        if function is not None:
-            self.texts[function] = outer.node
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            call = CountedCall(function, name, place, lines, shape.loader)
-            places = (place, *map(frame.place, parts))
-            self.countable |= {(one, shape.loader): call for one in places}
+        if not name or function is None or shape is None or not shape.each or shape.loader not in self.counting:
+            return False
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        call = CountedCall(function, name, place, lines, shape.loader)
+        if call in self.counted:
+            return True
+        self.texts[function] = outer.node
+        self.countable |= {(one, shape.loader): call for one in (place, *map(self.frame.place, parts))}
         return False
 
     def _whole(self, _: ast.AST, arguments: list[Value], words: dict[str, Value]) -> Value:
