@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,11 +22,12 @@ import taskd
 from tests.scripts import diary
 from tests.trainers.programs import moments, place
 
-STEPS, WIDTH = 30, 512
+STEPS, ROWS, WIDTH, MICRO_BATCHES = 30, 32, 512, 4
 CASE = os.environ["DEVICE_CASE"]
+SAME_ROWS, DIVIDED = CASE in ("tensor", "pipeline"), CASE in ("fsdp2", "tensor", "pipeline")
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     return nn.Sequential(
         nn.Sequential(nn.Linear(64, WIDTH), nn.GELU(), nn.Dropout(0.1)),
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU(), nn.Dropout(0.1)),
@@ -32,28 +36,65 @@ def network() -> nn.Module:
 
 
 def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
-    rows = torch.randn(32, 64, generator=numbers)
+    rank = 0 if SAME_ROWS else dist.get_rank()
+    numbers = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
+    rows = torch.randn(ROWS, 64, generator=numbers)
     return rows.to(place.DEVICE), (rows[:, :10].argmax(1)).to(place.DEVICE)
 
 
 def passing(_module, _rows, out) -> None:
     moments.moment("forward")
-    out.register_hook(moments.into_backward)  # the gradients of what comes behind it are on their way then
+    if out.requires_grad:
+        out.register_hook(moments.into_backward)  # the gradients of what comes behind it are on their way then
+
+
+def sharded(network: nn.Sequential) -> Any:
+    sizes = (dist.get_world_size(),) if CASE == "fsdp2" else (2, dist.get_world_size() // 2)
+    mesh = init_device_mesh(place.DEVICE.type, sizes, mesh_dim_names=("copies", "parts")[-len(sizes) :])
+    for block in network:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(network, mesh=mesh)
+
+
+def tensor_parallel(network: nn.Sequential) -> Any:
+    mesh = init_device_mesh(place.DEVICE.type, (dist.get_world_size(),), mesh_dim_names=("tensor",))
+    last = RowwiseParallel(input_layouts=Replicate())
+    return parallelize_module(network, mesh, {"0.0": ColwiseParallel(), "1.0": RowwiseParallel(), "2": last})
+
+
+def graphed(network: nn.Sequential) -> Any:
+    """Forward and backward pass are CUDA graphs; torch's documentation has them captured before DDP is made."""
+    rows = torch.randn(ROWS, 64, device=place.DEVICE)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        captured: Any = torch.cuda.make_graphed_callables(network, (rows,))
+        model = DistributedDataParallel(captured, bucket_cap_mb=1)
+    torch.cuda.current_stream().wait_stream(stream)
+    model.register_forward_hook(passing)
+    return model
+
+
+def parallel(network: nn.Sequential) -> Any:
+    if CASE in ("fsdp2", "hsdp"):
+        return sharded(network)
+    if CASE == "tensor":
+        return tensor_parallel(network)
+    if CASE == "pipeline":
+        return network[:1] if dist.get_rank() == 0 else network[1:]
+    if CASE == "graph":
+        return graphed(network)
+    model = DistributedDataParallel(network, bucket_cap_mb=1)
+    return torch.compile(model) if CASE == "compile" else model
 
 
 dist.init_process_group("gloo" if CASE == "gloo" else place.BACKEND)
 torch.manual_seed(0)
-model: Any = network().to(place.DEVICE)
-model[0].register_forward_hook(passing)
-if CASE in ("fsdp2", "hsdp"):
-    sizes = (dist.get_world_size(),) if CASE == "fsdp2" else (2, dist.get_world_size() // 2)
-    mesh = init_device_mesh(place.DEVICE.type, sizes, mesh_dim_names=("copies", "parts")[-len(sizes) :])
-    for block in model:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-else:
-    model = DistributedDataParallel(model, bucket_cap_mb=1)
+net = network().to(place.DEVICE)
+if CASE not in ("graph", "compile", "pipeline"):
+    net[0].register_forward_hook(passing)
+model: Any = parallel(net)
+if CASE in ("compile", "pipeline"):
+    model.register_forward_hook(passing)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12, growth_interval=7, enabled=CASE == "amp")
@@ -64,26 +105,46 @@ if not moments.PLAIN:
         optimizer=optimizer,
         scheduler=scheduler,
         scaler=scaler,
-        backup_every=2 if CASE == "fsdp2" else None,
+        backup_every=2 if DIVIDED else None,
+        replica_set=f"stage {dist.get_rank()}" if CASE == "pipeline" else None,
     )
 means = torch.zeros(STEPS, device=place.DEVICE)
+
+
+def backward_of(step: int) -> torch.Tensor:
+    """The gradients of a step; its loss."""
+    rows, kinds = batch_of(step)
+    if CASE == "pipeline":
+        return staged(rows, kinds)
+    with torch.autocast("cuda", dtype=torch.float16, enabled=CASE == "amp"):
+        loss = cross_entropy(model(rows), kinds)
+    scaler.scale(loss).backward()
+    return loss.detach()
+
+
+def staged(rows: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+    losses: list[torch.Tensor] = []
+    stage = PipelineStage(model, dist.get_rank(), dist.get_world_size(), place.DEVICE)
+    schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=cross_entropy)
+    if dist.get_rank() == 0:
+        schedule.step(rows)
+        return torch.zeros((), device=place.DEVICE)
+    schedule.step(target=kinds, losses=losses)
+    return torch.stack(losses).mean().detach()
 
 
 def train() -> None:
     for step in range(0 if state is None else state.step, STEPS):
         moments.at(step + 1)
-        rows, kinds = batch_of(step)
         optimizer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.float16, enabled=CASE == "amp"):
-            loss = cross_entropy(model(rows), kinds)
-        scaler.scale(loss).backward()
+        loss = backward_of(step)
         scaler.unscale_(optimizer)
         moments.moment("reduced")
         scaler.step(optimizer)
         moments.moment("stepped")
         scaler.update()
         scheduler.step()
-        means[step] = loss.detach()
+        means[step] = loss
         if state is not None:
             state.commit()
         moments.moment("committed")

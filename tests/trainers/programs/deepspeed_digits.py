@@ -4,7 +4,7 @@ import os
 import time
 from typing import Any
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
+os.environ.setdefault("DS_ACCELERATOR", os.environ.get("SCENE_DEVICE", "cpu"))
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
 
 import deepspeed
@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import TensorDataset
 
 from tests.scripts import diary
-from tests.trainers.programs import moments
+from tests.trainers.programs import moments, place
 
 if not moments.PLAIN:
     import taskd
@@ -52,7 +52,7 @@ class Network(torch.nn.Module):
 
 torch.manual_seed(1)
 np.random.seed(1)
-deepspeed.init_distributed("gloo")
+deepspeed.init_distributed(place.BACKEND)
 digits = load_digits()
 features, kinds = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)
 rows, held_out = TensorDataset(features[:320], kinds[:320]), TensorDataset(features[320:], kinds[320:])
@@ -78,12 +78,12 @@ def save(step: int) -> None:
 
 def evaluate(step: int) -> None:
     engine.eval()
-    wrong = torch.zeros(1)
+    wrong = torch.zeros(1, device=place.DEVICE)
     with torch.no_grad():
         for start in range(0, 96, 32):
             moments.moment("evaluation")
             x, y = held_out[start + 16 * dist.get_rank() : start + 16 * dist.get_rank() + 16]
-            wrong += torch.nn.functional.cross_entropy(engine(x), y)
+            wrong += torch.nn.functional.cross_entropy(engine(x.to(place.DEVICE)), y.to(place.DEVICE))
     dist.all_reduce(wrong)
     engine.train()
     diary.saw(f"evaluated {step}", wrong.item())
@@ -126,10 +126,10 @@ def train() -> None:
         for x, y in loader:
             step, first = engine.global_steps + 1, engine.micro_steps % ACCUMULATED == 0
             moments.at(step)
-            output = engine(x)
+            output = engine(x.to(place.DEVICE))
             if output.requires_grad:
                 output.register_hook(moments.into_backward)
-            loss = torch.nn.functional.cross_entropy(output, y)
+            loss = torch.nn.functional.cross_entropy(output, y.to(place.DEVICE))
             engine.backward(loss)
             moments.moment("micro")
             total = loss.item() if first else total + loss.item()

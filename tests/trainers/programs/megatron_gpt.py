@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.scripts import diary
-from tests.trainers.programs import megatron_on_cpu, moments
+from tests.trainers.programs import megatron_on_cpu, moments, place
 from tests.trainers.programs.copies import await_copies
 from tests.trainers.programs.moments import PLAIN, moment
 
@@ -22,8 +22,9 @@ PIPELINED, DIVIDED, OVERLAPS = "pipeline" in ON, "distributed" in ON, "overlap" 
 KIND = torch.bfloat16 if "bf16" in ON else torch.float16 if "fp16" in ON else torch.float32
 HALF = KIND is not torch.float32
 
-dist.init_process_group("gloo")
-megatron_on_cpu.install()
+dist.init_process_group(place.BACKEND)
+if place.ON_CPU:
+    megatron_on_cpu.install()
 
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
@@ -74,7 +75,7 @@ def made_model():
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=False,
-    ).to(KIND)
+    ).to(place.DEVICE, KIND)
     gpt.model_type = ModelType.encoder_or_decoder
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=DIVIDED,
@@ -134,8 +135,8 @@ for one in optimizer.chained_optimizers:
 
 evaluated = [0.0]
 TEXT = torch.frombuffer(bytearray(Path(os.__file__).read_bytes()), dtype=torch.uint8).long()
-MASK = torch.tril(torch.ones(1, 1, LENGTH, LENGTH)) < 0.5
-PLACES = torch.arange(LENGTH).repeat(ROWS, 1)
+MASK = torch.tril(torch.ones(1, 1, LENGTH, LENGTH, device=place.DEVICE)) < 0.5
+PLACES = torch.arange(LENGTH, device=place.DEVICE).repeat(ROWS, 1)
 
 
 def gather(*args, **kwargs):
@@ -156,7 +157,7 @@ def micro_batches(step):
     for number in range(MICRO_BATCHES):
         moment("micro")
         at = ((step * MICRO_BATCHES + number) * REPLICAS + REPLICA) * size
-        yield TEXT[at : at + size].reshape(ROWS, LENGTH + 1)
+        yield TEXT[at : at + size].reshape(ROWS, LENGTH + 1).to(place.DEVICE)
 
 
 def forward_step(batches, chunk):
@@ -220,15 +221,15 @@ def evaluate(step):
 def save(step):
     if "works" not in ON or step % 4:
         return
-    place = diary.FOLDER / f"checkpoint-{step}-{parallel_state.get_tensor_model_parallel_rank()}"
+    path = diary.FOLDER / f"checkpoint-{step}-{parallel_state.get_tensor_model_parallel_rank()}"
     if REPLICA == 0:
         content = {"model": model[0].state_dict_for_save_checkpoint(), "optimizer": optimizer.state_dict()}
         moment("save")
-        torch.save({**content, "schedule": schedule.state_dict()}, place)
+        torch.save({**content, "schedule": schedule.state_dict()}, path)
     else:
         moment("save")
     dist.barrier()
-    diary.saw(f"saved {step}", diary.fingerprint(torch.load(place, weights_only=False)))
+    diary.saw(f"saved {step}", diary.fingerprint(torch.load(path, weights_only=False)))
 
 
 def train():

@@ -5,14 +5,19 @@ Rules:
 1. SCENE_KILLS names them (see `tests.scripts.deadly`).
 2. A program says in which step it is (`at`), and that it has reached a moment (`moment`). It does so in both runs, with
    taskd and without.
-3. PLAIN tells a program that it is the undisturbed run of the plain library: it imports nothing of taskd then.
+3. A mark before a moment's name strikes otherwise: `~` a kernel that does not end is sent to the device, `^` the Python
+   code loops without end.
+4. PLAIN tells a program that it is the undisturbed run of the plain library: it imports nothing of taskd then.
 """
 
 import os
 
+import torch
+
 from tests.scripts import deadly, diary
 
 PLAIN = os.environ.get("TRAINER_PLAIN") == "1"
+_ENDLESS_CYCLES = 10**15
 _step = [0]
 
 
@@ -24,7 +29,13 @@ def at(step: int) -> None:
 def moment(name: str) -> None:
     """This rank has come so far in its present step; it may be its end."""
     diary.moment(f"{name} {_step[0]}")
-    if deadly.struck(_step[0], name) is not None:
+    struck = deadly.struck(_step[0], name)
+    if struck == "~":
+        torch.cuda._sleep(_ENDLESS_CYCLES)
+    elif struck == "^":
+        while True:
+            pass
+    elif struck is not None:
         deadly.end()
 
 
