@@ -38,7 +38,7 @@ from taskd.wire.messages import (
 from taskd.wire.standbys import Become
 
 MAGIC: Final = b"TD"
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 4
 """Raised with every change of a message between nodes: `tests/wire/test_versions.py` compares them with a record."""
 MAX_FRAME_BYTES: Final = 8 << 20
 """Bound of a frame between manager and agents: a directive for 100,000 ranks on 12,500 nodes needs about 1.2 MB."""

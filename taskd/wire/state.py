@@ -9,10 +9,15 @@ from taskd.wire.kinds import NOBODY
 
 
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A copy of one rank's state of a step, which the rank that reports it can read."""
+    """A copy of one rank's state of a step, which the rank that reports it can read.
+
+    With `place` it is of the rank's place alone; with `returned` of what its training function has returned with.
+    """
 
     of: OfJob
     step: Counter
+    place: bool = False
+    returned: bool = False
 
 
 StateCopies = Annotated[tuple[StateCopy, ...], msgspec.Meta(max_length=16)]

@@ -154,11 +154,14 @@ def by_self_check(event: dict[str, Any]) -> bool:
 
 
 def healthy_replaced(run: Run) -> int:
-    """How many processes were replaced in place that nobody had killed."""
+    """How many processes were replaced in place that nobody had killed.
+
+    Where no process was kept, all have got new ones that went on from copies: nobody was left to give them their state.
+    """
     kills = Counter(rank for rank, _ in run.killed)
     replaced: Counter[int] = Counter()
     for event in run.named("recovered"):
-        if not event.get("restart"):
+        if not event.get("restart") and event.get("kept"):
             replaced.update(int(rank) for rank in event.get("replaced", ()))
     return sum((replaced - kills).values())
 

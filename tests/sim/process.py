@@ -329,6 +329,8 @@ class Process:
             self.sim.judge.adopts(self, plan)
             self.step, self.condition = plan.target_step, Condition.CLEAN
             self.sim.judge.committed(self, adopted=True)
+        for load in plan.loads:
+            yield from self._load_copy(members[load.receiver], members[load.holder], load.of, plan)
         for transfer in plan.transfers:
             donor, receivers = members[transfer.donor], [members[receiver] for receiver in transfer.receivers]
             lane = ("restore", donor)  # of several transfers none waits for another
@@ -342,8 +344,6 @@ class Process:
                 self.condition = Condition.CLEAN
         if plan.saved:
             yield from load_saved(self, plan)
-        for load in plan.loads:
-            yield from self._load_copy(members[load.receiver], members[load.holder], load.of, plan)
         self.agent.shelf.forget(self.rank, after=plan.target_step)
         self.sim.copies.kept[plan.generation] = plan.copied
         self.sim.judge.restored(self, plan)

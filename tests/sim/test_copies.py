@@ -60,12 +60,12 @@ def shrinks_on_copies(patch: Patch) -> None:
 
 def holder_mistaken(patch: Patch) -> None:
     """A copy is read by the rank whose state it is, whoever has reported it."""
-    honest = ranks._loads
+    honest = ranks._load
 
-    def loads(members: list[JobRank], known: list[Loading]) -> list[Loading]:
-        return [load._replace(holder=load.receiver) for load in honest(members, known)]
+    def load(rank: JobRank, known: list[Loading]) -> Loading:
+        return honest(rank, known)._replace(holder=rank)
 
-    patch.setattr(ranks, "_loads", loads)
+    patch.setattr(ranks, "_load", load)
 
 
 @pytest.mark.parametrize(

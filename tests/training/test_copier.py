@@ -14,10 +14,11 @@ from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.copies import copier as copier_of
 from taskd.adaptors.training.copies import exchange
 from taskd.adaptors.training.copies.backups import Backups
-from taskd.adaptors.training.copies.copier import Copier, CopyWorld
+from taskd.adaptors.training.copies.copier import Copier
 from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.ring import Member, Neighbours
+from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.state import TrainState
 from taskd.config.worker import WorkerConfig
@@ -62,7 +63,9 @@ def start(folder: CopyFolder) -> Iterator[Start]:
     def make(near: Neighbours = ALONE, begun: Callable[[], None] = lambda: None) -> Copier:
         now = [-1]
         world = CopyWorld("world", 1, lambda: KEY)
-        made.append(Copier(Member(R1, False, 2, near), folder, 1, -1, world, lambda: now[0], print, begun))
+        hooks = CopyHooks(lambda: now[0], print, begun, print)
+        made.append(Copier(Member(R1, False, 2, near), folder, 1, -1, world, hooks))
+        made[-1].start()
         now[0] = 5
         made[-1].due(5, lambda _: None)
         return made[-1]
@@ -70,6 +73,7 @@ def start(folder: CopyFolder) -> Iterator[Start]:
     yield make
     for one in made:
         assert one.stop()
+        assert one._thread is not None
         one._thread.join(LIMIT_S)
         assert not one._thread.is_alive()
 
@@ -89,6 +93,7 @@ def test_junk_in_the_place_of_the_next_step_is_one_line(
     monkeypatch.setattr(copier_of, "_GRACE_S", 0.01)
     copier = start()
     decide(copier, said)
+    assert copier._thread is not None
     copier._thread.join(LIMIT_S)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
@@ -145,7 +150,7 @@ def test_a_rank_whose_copier_does_not_end_makes_no_more_copies(
     state._recovery.begin(R1)
     refusals = Refusals(lambda **said: refused.append(said["no_newcomer"]), tells=True)
     backups = Backups(state._recovery, link, refusals)
-    backups.start(GroupWorld(), -1)
+    backups.start(GroupWorld(), -1, first=False)
     end_s = time.monotonic() + LIMIT_S
     while not busy.begun.is_set():
         assert time.monotonic() < end_s
@@ -159,9 +164,10 @@ def test_a_rank_whose_copier_does_not_end_makes_no_more_copies(
     assert len(refused) == 1
     assert "the thread that copies does not end" in refused[0]
     assert "at a fault all processes start anew" in caplog.text
-    backups.start(GroupWorld(), -1)
+    backups.start(GroupWorld(), -1, first=False)
     assert backups._copier is None
     busy.over.set()
+    assert copier._thread is not None
     copier._thread.join(LIMIT_S)
     backups.close()
     server.close()

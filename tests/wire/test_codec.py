@@ -80,7 +80,7 @@ def test_every_truncation_is_refused(decode, message):
 
 def test_another_version_names_both():
     frame = codec.MAGIC + bytes([9]) + codec.encode(STATUS)[3:]
-    with pytest.raises(BadFrameError, match=r"wire version 9, this taskd speaks version 3") as info:
+    with pytest.raises(BadFrameError, match=r"wire version 9, this taskd speaks version 4") as info:
         codec.decode_from_agent(frame)
     assert info.value.fault is FrameFault.VERSION
 
@@ -92,12 +92,12 @@ def test_another_version_names_both():
         (b"TD", FrameFault.MAGIC),
         (b"GET / HTTP/1.1\r\n", FrameFault.MAGIC),
         (codec.encode(DIRECTIVE), FrameFault.CONTENT),  # a manager's message sent to a manager
-        (b"TD\x03" + msgspec.msgpack.encode({"type": "Unknown"}), FrameFault.CONTENT),
-        (b"TD\x03\x91" + b"\x91" * 100_000, FrameFault.CONTENT),
-        (b"TD\x03\x81\xa1x" + b"\x91" * 100_000 + b"\xc0", FrameFault.CONTENT),  # too deep, inside an unknown field
-        (b"TD\x03\x81\xa4type\xa1\xff", FrameFault.CONTENT),  # not UTF-8
-        (b"TD\x03\xdd\xff\xff\xff\xff", FrameFault.CONTENT),  # claims four billion items
-        (b"TD" + b"\x03" * codec.MAX_FRAME_BYTES, FrameFault.SIZE),
+        (b"TD\x04" + msgspec.msgpack.encode({"type": "Unknown"}), FrameFault.CONTENT),
+        (b"TD\x04\x91" + b"\x91" * 100_000, FrameFault.CONTENT),
+        (b"TD\x04\x81\xa1x" + b"\x91" * 100_000 + b"\xc0", FrameFault.CONTENT),  # too deep, inside an unknown field
+        (b"TD\x04\x81\xa4type\xa1\xff", FrameFault.CONTENT),  # not UTF-8
+        (b"TD\x04\xdd\xff\xff\xff\xff", FrameFault.CONTENT),  # claims four billion items
+        (b"TD" + b"\x04" * codec.MAX_FRAME_BYTES, FrameFault.SIZE),
     ],
     ids=[
         "empty",
@@ -121,10 +121,10 @@ def test_bad_frames_are_told_apart(frame, fault):
 def test_unknown_fields_are_ignored_and_missing_ones_are_not():
     fields = msgspec.msgpack.decode(codec.encode(STATUS)[3:])
     newer = fields | {"colour": "blue"}
-    assert codec.decode_from_agent(b"TD\x03" + msgspec.msgpack.encode(newer)) == STATUS
+    assert codec.decode_from_agent(b"TD\x04" + msgspec.msgpack.encode(newer)) == STATUS
     del fields["sequence"]
     with pytest.raises(FrameError, match="sequence"):
-        codec.decode_from_agent(b"TD\x03" + msgspec.msgpack.encode(fields))
+        codec.decode_from_agent(b"TD\x04" + msgspec.msgpack.encode(fields))
 
 
 def test_a_local_frame_has_its_own_bound():
@@ -133,7 +133,7 @@ def test_a_local_frame_has_its_own_bound():
         codec.encode(large)
     assert info.value.fault is FrameFault.SIZE
     with pytest.raises(FrameError):
-        codec.decode_from_local(b"TD\x03" + msgspec.msgpack.encode(large))
+        codec.decode_from_local(b"TD\x04" + msgspec.msgpack.encode(large))
 
 
 def test_an_environment_may_be_as_large_as_the_kernel_allows():
@@ -145,7 +145,7 @@ def test_an_environment_may_be_as_large_as_the_kernel_allows():
 
 
 def test_a_hostile_text_is_shortened_and_escaped():
-    frame = b"TD\x03" + msgspec.msgpack.encode({"type": "\x1b[31m" + "x" * 100_000})
+    frame = b"TD\x04" + msgspec.msgpack.encode({"type": "\x1b[31m" + "x" * 100_000})
     with pytest.raises(FrameError) as info:
         codec.decode_from_agent(frame)
     assert len(str(info.value)) < 500
@@ -154,7 +154,7 @@ def test_a_hostile_text_is_shortened_and_escaped():
 
 @given(st.binary(max_size=400), st.booleans(), st.sampled_from(DECODERS))
 def test_arbitrary_bytes_raise_nothing_else(data, with_header, decode):
-    frame = b"TD\x03" + data if with_header else data
+    frame = b"TD\x04" + data if with_header else data
     try:
         decode(frame)
     except FrameError:

@@ -125,6 +125,10 @@ class CommittedSteps:
         self._backups = copying
         self._board.demand(Extra.STATE)
 
+    def demand_copies(self, wanted: bool) -> None:
+        """The next commit is to be told of to `backups`, or not any more. Their own thread calls this too."""
+        self._board.demand(Extra.COPIES, wanted=wanted)
+
     def take_in(self, paths: Iterable[str]) -> None:
         """Take values outside of the state into it, by their paths. Called behind a commit."""
         self.parts.taken.take(paths)

@@ -105,6 +105,16 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     return manifest, tensors
 
 
+def pack_place(recovery: StateRecovery) -> StateManifest:
+    """Where this rank stands in its data and random numbers, without any state."""
+    return StateManifest(recovery.step, {}, [], recovery.position(recovery.step))
+
+
+def manifest_of(file: CopyFile) -> StateManifest:
+    """What describes a copy. Raises `DistrustError` if it is damaged."""
+    return _receive_frame(file).manifest
+
+
 def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> None:
     """Send a state along `lane`, with the digest of all of it."""
     parcels, frame = _parcels(manifest.slots), Framed.of(manifest)

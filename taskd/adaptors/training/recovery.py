@@ -153,7 +153,6 @@ class StateRecovery(CommittedSteps):
         """
         return bool(
             self._verify is not None
-            or self._backups is not None
             or self._seeds is not None
             or self.replicas.verifier is not None
             or self.afterwards.any

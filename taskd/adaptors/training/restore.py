@@ -6,7 +6,7 @@ Rules:
    wrappers re-pointed. When all have their state, what is made of all ranks' parts is made again.
 2. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 3. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's. A copy
-   has those of its step.
+   has those of its step; who has loaded it gives the state on to those whose node has a copy of their place alone.
 4. Where the plan says so all go back to a checkpoint instead (see `saved`).
 5. After it the first step must be finite (`FirstStep`), or its source is distrusted as if it had sent another state.
 6. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.training.checkpoints.saved import go_back
 from taskd.adaptors.training.copies.folder import CopyFolder
-from taskd.adaptors.training.packing import check, fill, pack, relay, send
+from taskd.adaptors.training.packing import check, fill, manifest_of, pack, relay, send
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.errors import DistrustError, RefusedError, RestoreError
 from taskd.runtime.worker.worker import allows_inexact
@@ -57,26 +57,24 @@ def restore(
     begun = time.monotonic()
     notes: list[str] = []
     recovery.in_flight.drop_step()
-    receives = any(rank in transfer.receivers for transfer in plan.transfers)
-    receives |= any(rank == load.receiver for load in plan.loads)
+    receivers = {receiver for transfer in plan.transfers for receiver in transfer.receivers}
+    receives = rank in receivers or any(rank == load.receiver for load in plan.loads)
     if not plan.saved:
         notes.append(_stale(recovery, plan.target_step) if receives else _keep(recovery, plan, rank))
     size_bytes, lent, own = 0, b"", False
     try:
-        for transfer in plan.transfers:
-            if rank == transfer.donor:
-                lane = _Lane(transfer, plan.world_size)
-                send(*pack(recovery), lane)
-                size_bytes += lane.size_bytes
-            elif rank in transfer.receivers:
-                lane = _Lane(transfer, plan.world_size)
-                lent = _receive(recovery, lane, plan, transfer.donor)
-                size_bytes += lane.size_bytes
         for load in plan.loads:
             if rank in (load.holder, load.receiver):
                 given = _load(recovery, load, plan, rank, copies)
                 if given:
                     lent, own = given, load.of == plan.ranks[rank]
+        for transfer in plan.transfers:
+            if rank == transfer.donor or rank in transfer.receivers:
+                moved_bytes, given = _transfer(recovery, transfer, plan, rank)
+                size_bytes += moved_bytes
+                lent = given or lent
+        if rank in receivers and (found := _own_place(plan, rank, copies)):
+            lent, own = found, True
         if plan.saved:
             lent, note = go_back(recovery, plan.target_step)
             notes, own = [note], True
@@ -93,6 +91,28 @@ def restore(
         recovery.watch_first_step(*_source(recovery, plan, rank, copies))
     recovery.inexact = "; ".join(note for note in notes if note)
     return RestoreReport(size_bytes, (time.monotonic() - begun) * 1e3, recovery.inexact)
+
+
+def _transfer(recovery: StateRecovery, transfer: Transfer, plan: WorldPlan, rank: WorldRank) -> tuple[int, bytes]:
+    """Give the state on, or fill it: how many bytes, and the position that has come."""
+    lane, lent = _Lane(transfer, plan.world_size), b""
+    if rank == transfer.donor:
+        send(*pack(recovery), lane)
+    else:
+        lent = _receive(recovery, lane, plan, transfer.donor)
+    return lane.size_bytes, lent
+
+
+def _own_place(plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None) -> bytes:
+    """Where this rank stood at the step of the plan, by a copy on its node; empty if there is none."""
+    file = copies.find(plan.ranks[rank], plan.target_step, place=True) if copies is not None else None
+    if file is None:
+        return b""
+    try:
+        return manifest_of(file).position
+    except DistrustError:
+        file.erase()
+        return b""
 
 
 def _stale(recovery: StateRecovery, step: int) -> str:

@@ -106,7 +106,7 @@ def choose_again(
     if world.nodes.usable() and blames_node(world):
         incident.tried[Strategy.RECOVER_IN_PLACE, False] = "the process says that its node is at fault"
     undecided = bool(world.vacant) and not job.has_quorum(now_s)
-    found = situation(world, no_donor=no_donor)
+    found = situation(world, no_donor=no_donor, renewal_tried=incident.renewed)
     if undecided:
         decision = Decision(Strategy.RECOVER, False, "too few nodes are heard to go on without the others")
     else:
@@ -114,7 +114,9 @@ def choose_again(
     record.decision = decision
     if decision.strategy is Strategy.EXIT:
         return Refused(f"{tell(record.causes)}; no strategy is left: {decision.reason}")
-    new_world = new_world or decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)  # fewer ranks
+    incident.renewed |= decision.renews
+    fewer = decision.strategy in (Strategy.ELASTIC_TRAINING, Strategy.DUMP)
+    new_world = new_world or decision.renews or fewer
     if new_world or decision.restart:
         record.attempts += 1
         _number(job, now_s)
@@ -123,7 +125,7 @@ def choose_again(
     _reshape(job, now_s, decision.strategy, found)
     if undecided:
         return Undecided()
-    replace_lost(job, now_s, everybody=decision.restart, new_world=new_world)
+    replace_lost(job, now_s, everybody=decision.restart, new_world=new_world, renews=decision.renews)
     return Restarted() if decision.restart else Kept()
 
 
@@ -159,6 +161,7 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
     incident.failures += 1
     if at_once or incident.failures >= _most_failures(job, record):
         incident.tried[record.decision.strategy, record.decision.restart] = "it has failed for this fault"
+        incident.renewed |= record.decision.strategy is Strategy.RECOVER_IN_PLACE  # nor would it with all ranks
         incident.failures = 0
 
 
@@ -205,11 +208,14 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
             pass
 
 
-def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool) -> None:
-    """Want new processes for those that have none, or for all; the others of a new world have their time anew."""
+def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool, renews: bool = False) -> None:
+    """Want new processes for those that have none, or for all; the others of a new world have their time anew.
+
+    `everybody` starts without a state; with `renews` everybody joins, and gets one.
+    """
     dead = job.world.nodes.dead_nodes
     for rank, view in job.world.ranks.items():
-        if everybody or (view.gone and view.node_rank not in dead):
+        if everybody or ((view.gone or renews) and view.node_rank not in dead):
             job.world.replace(rank, now_s, joins=not everybody)
         elif new_world and not view.starting and view.node_rank not in dead:
             view.since_s = now_s
@@ -285,9 +291,9 @@ def succeed(job: Job, now_s: float) -> None:
     agree(job, now_s)
     for view in job.world.ranks.values():
         view.joins = False
-    if job.budget is not None and record.decision.restart:
+    if job.budget is not None and (record.decision.restart or not record.processes.kept):
         job.budget.restarted()
-    elif job.budget is not None:
+    if job.budget is not None and not record.decision.restart:
         job.budget.progressed(job.world.common_step())
     send(job, now_s, Order.RUN)
     job.out.append(Recovered(record))

@@ -47,6 +47,8 @@ class Incident:
     """No other manager can have planned a world of the same number."""
     charged: dict[JobRank, float] = field(default_factory=dict)
     """The losses that the newest restart was spent for, and when that was."""
+    renewed: bool = False
+    """All ranks were given new processes, to go on from copies."""
     verified: int = -1
     """The newest step to go back to; -1 if the state of any may be trusted."""
     echoes: set[str] = field(default_factory=set)

@@ -8,14 +8,15 @@ Rules:
    stepped exactly once since the step before. If there is none, it is the newest such step that nobody has committed.
 3. A rank that is clean at the target keeps its state. In a set without one, the ranks that have stepped count that step
    as done (`adopt`). All others receive, from one donor of their set.
-4. If there is no such step, all go back to the newest at which every set has a holder or a copy: a rank of a set
-   without a holder loads a copy of its set, its own if it can.
+4. If there is no such step, all go back to the newest at which every set has a holder or a copy; first of those at
+   which every rank knows its place in the data, since not all ranks of a set copy the state itself. A rank of a set
+   without a holder loads the copy of its own state, and gives it on to those of its set that have none.
 5. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
 6. Without that there is no plan: only what the script has kept itself can bring the state back.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
@@ -45,7 +46,7 @@ class Restore:
     """The step to resume at, the ranks that count their last step as done, and who gives state to whom.
 
     `loads`: who goes back to a copy. `copied`: the newest step of which every set has a copy; -1 without one. `saved`:
-    all go back to the checkpoint of the target step.
+    all go back to the checkpoint of the target step. `returned`: with these copies the training function has returned.
     """
 
     target_step: int
@@ -54,6 +55,7 @@ class Restore:
     loads: tuple[Loading, ...] = ()
     copied: int = -1
     saved: bool = False
+    returned: bool = False
 
 
 _Known = dict[str | None, dict[int, list[Loading]]]
@@ -70,26 +72,57 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
         sets.setdefault(keys[rank], []).append(rank)
     copies = _copies(held, keys)
     steps = [set(copies.get(key, ())) for key in sets]
-    copied = max(set.intersection(*steps), default=-1) if steps else -1
+    places = _places(held)
+    copied = _newest(set.intersection(*steps) if steps else set(), places, len(held))
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
     stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
     for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
         restore = _towards(target_step, sets, held, {}, copied)
         if restore is not None:
             return restore
-    for target_step in sorted(committed.union(*steps), reverse=True):
+    known = sorted(committed.union(*steps), reverse=True)
+    exact = [step for step in known if len(places.get(step, ())) == len(held)]
+    for target_step in (*exact, *known):
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
-            return restore
+            return replace(restore, returned=_had_returned(held, target_step))
     saved = max((status.saved for status in held.values()), default=-1)
     return Restore(saved, (), (), saved=True) if saved >= 0 else None
+
+
+def _newest(steps: set[int], places: Mapping[int, set[JobRank]], count: int) -> int:
+    """The newest of these steps at which all of so many ranks know their place, or else the newest; -1 without one."""
+    exact = (step for step in steps if len(places.get(step, ())) == count)
+    return max(exact, default=max(steps, default=-1))
+
+
+def _places(held: Mapping[JobRank, RankStatus]) -> dict[int, set[JobRank]]:
+    """By step the ranks of which it is known where they stood in their data, by themselves or by a copy."""
+    places: dict[int, set[JobRank]] = {}
+    for holder, status in held.items():
+        if status.condition is Condition.CLEAN:
+            places.setdefault(status.step, set()).add(holder)
+        for copy in status.copies:
+            if copy.of in held and (not copy.place or copy.of == holder):
+                places.setdefault(copy.step, set()).add(copy.of)
+    return places
+
+
+def _had_returned(held: Mapping[JobRank, RankStatus], step: int) -> bool:
+    """Whether all are newcomers, and those before them had returned from the training function with this step."""
+
+    def had(rank: JobRank, status: RankStatus) -> bool:
+        own = (copy for copy in status.copies if (copy.of, copy.step) == (rank, step))
+        return status.condition is Condition.EMPTY and any(copy.returned for copy in own)
+
+    return all(had(rank, status) for rank, status in held.items())
 
 
 def _copies(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> _Known:
     known: _Known = {}
     for holder, status in sorted(held.items()):
         for copy in status.copies:
-            if copy.of in keys:
+            if copy.of in keys and not copy.place:
                 steps = known.setdefault(keys[copy.of], {})
                 steps.setdefault(copy.step, []).append(Loading(copy.of, holder, copy.of))
     return known
@@ -110,19 +143,17 @@ def _towards(
         if not holders and not known:
             return None
         if not holders:
-            loads += _loads(ranks, known)
-            continue
+            holders = [rank for rank in ranks if any(copy.of == rank for copy in known)]
+            loads += (_load(rank, known) for rank in holders)
         receivers = tuple(sorted(set(ranks) - set(holders)))
         if receivers:
             transfers.append(Giving(holders[0], receivers))
     return Restore(target_step, tuple(sorted(adopt)), tuple(transfers), tuple(loads), copied)
 
 
-def _loads(ranks: list[JobRank], known: list[Loading]) -> Iterator[Loading]:
-    """Each rank of a set with a copy for it: one that it can read itself, its own first, or else another's."""
-    for rank in ranks:
-        best = min(known, key=lambda copy: (copy.holder != rank, copy.of != rank))
-        yield best._replace(receiver=rank)
+def _load(rank: JobRank, known: list[Loading]) -> Loading:
+    """Load the copy of a rank's state: one that it can read itself, if it can."""
+    return min((copy for copy in known if copy.of == rank), key=lambda copy: copy.holder != rank)
 
 
 def _at(ranks: list[JobRank], held: Mapping[JobRank, RankStatus], step: int, condition: Condition) -> list[JobRank]:

@@ -58,6 +58,16 @@ def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left",
     return f"no rank of replica set {lost[0]!r} is {left} to give its state" if lost else ""
 
 
+def _uncopied(world: World, sets: Sets, gone: Set[NodeRank]) -> str:
+    """Why new processes for all ranks could not go on from copies of the state; "" if they may."""
+    copied = {
+        sets[rank]
+        for rank, view in world.ranks.items()
+        if view.replicas is not None and view.replicas.backs_up and view.node_rank not in gone
+    }
+    return "" if copied >= set(sets.values()) else "not all of the state is known to be copied"
+
+
 def _knows_checkpoint(world: World, gone: Set[NodeRank]) -> bool:
     """Whether a rank that is left knows of a checkpoint that the job has written."""
     views = world.ranks.values()
@@ -102,8 +112,8 @@ def at_fault(world: World, lost: Collection[JobRank], unreachable: Collection[Jo
     return failed | {world.ranks[rank].node_rank for rank in unreachable}
 
 
-def situation(world: World, *, no_donor: bool) -> Situation:
-    """The facts by which a strategy is chosen."""
+def situation(world: World, *, no_donor: bool, renewal_tried: bool = False) -> Situation:
+    """The facts by which a strategy is chosen. `renewal_tried`: all ranks had new processes for this fault already."""
     sets = replica_sets(world)
     away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
     lost, unreachable, uncooperative = _amiss(world, away)
@@ -121,6 +131,7 @@ def situation(world: World, *, no_donor: bool) -> Situation:
             broken_rows=why_not_without(world, sets, away),
             broken_rows_elsewhere=why_not_without(world, sets, failing),
             no_donor=_no_step(sets) if no_donor else "",
+            no_renewal="it has been tried for this fault" if renewal_tried else _uncopied(world, sets, away),
         ),
         places=len(world.places),
         failing=len(failing),

@@ -4,7 +4,8 @@ Rules:
 
 1. The order is fixed (`Strategy`), whatever the order of the words in the job's annotation.
 2. Every strategy that is passed over leaves its reason; the decision carries them all.
-3. `exit` is always feasible, and is the end of every list, allowed or not.
+3. Before all start anew, all get new processes that go on from copies, if there are such.
+4. `exit` is always feasible, and is the end of every list, allowed or not.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,6 +37,8 @@ class KeepingRefusals:
     """Why a living process says that no world can be rebuilt with it."""
     no_newcomer: str = ""
     """Why a process says that no new one can come into its world."""
+    no_renewal: str = "no copies of the state are known"
+    """Why new processes for all ranks cannot go on from copies of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +66,15 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A strategy, whether all processes start anew (`restart`), and why."""
+    """A strategy, whether all processes start anew (`restart`), and why.
+
+    With `renews` all ranks get new processes, which go on from copies of the state.
+    """
 
     strategy: Strategy
     restart: bool
     reason: str
+    renews: bool = False
 
 
 Tried = Mapping[tuple[Strategy, bool], str]
@@ -78,7 +85,13 @@ def choose(situation: Situation, policy: StrategyPolicy, failed: Tried) -> Decis
     """The next thing to try."""
     passed: list[str] = []
     refused: dict[Strategy, str] = {}
+    renewal_refused = ""
     for strategy, restart in _LADDER:
+        if restart and not renewal_refused:
+            renewal_refused = _renewal_refusal(situation, policy)
+            if not renewal_refused:
+                reason = "all ranks get new processes, which go on from copies of the state"
+                return Decision(Strategy.RECOVER_IN_PLACE, False, "; ".join([reason, *passed]), renews=True)
         refusal = _refusal(strategy, restart, situation, policy, failed)
         if refusal is None:
             return Decision(strategy, restart, "; ".join([_praise(strategy, restart, situation), *passed]))
@@ -129,6 +142,15 @@ def _refusal(
     else:
         own = _OWN[strategy](situation, policy)
     return own if restart else own or _keeping_refusal(strategy, situation, policy, failed)
+
+
+def _renewal_refusal(situation: Situation, policy: StrategyPolicy) -> str:
+    """Why not all ranks get new processes that go on from copies; "" if they can."""
+    refusals = situation.refusals
+    if Strategy.RECOVER_IN_PLACE not in policy.allowed:
+        return "the job does not allow it"
+    known = refusals.no_rebuild or refusals.no_newcomer or refusals.no_donor or refusals.no_renewal
+    return known or _unreachable(situation) or ""
 
 
 def _unreachable(situation: Situation) -> str | None:

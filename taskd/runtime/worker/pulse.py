@@ -54,6 +54,7 @@ class Extra(enum.IntEnum):
     STATE = 0  # something that the state itself knows of; the thread that trains sets it
     ON_COMMIT = 1  # somebody waits for the commit; the control thread sets it too
     FAILURE = 2  # a collective has failed, on whatever thread
+    COPIES = 3  # the state of this step is to be copied; the thread that copies sets it
 
 
 class Board:

@@ -2,32 +2,48 @@
 
 Rules:
 
-1. They are made where no other rank has the same state, or where the script says so (`TrainState(backup_every=N)`).
+1. Every rank copies what no other rank has, or all of its state where the script says so
+   (`TrainState(backup_every=N)`). A state that several ranks have is copied by one rank of each node; the others put
+   down where they stand (`sharing.py`).
 2. Nothing is copied but while the training function runs; at a fault copying ends before this rank reports.
-3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then. Nor
-   are they made where that is so for another reason.
+3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then,
+   or, where other ranks have the state, if all of them are lost. Nor are they made where all start anew for another
+   reason.
 """
 
+import logging
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.store import prefix
 from taskd.adaptors.groups.world import GroupWorld
-from taskd.adaptors.training.copies.copier import Copier, CopyWorld, Tally
+from taskd.adaptors.training import tree
+from taskd.adaptors.training.copies.copier import Copier
+from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder
-from taskd.adaptors.training.copies.ring import Member, neighbours
+from taskd.adaptors.training.copies.ring import Member, Neighbours, before, neighbours
+from taskd.adaptors.training.copies.sharing import held_by
 from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.adaptors.training.copies.tally import Tally
+from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
+from taskd.adaptors.training.data.loop_names import small_value
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, alone
+from taskd.adaptors.training.packing import manifest_of
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.errors import DistrustError, RestoreError
+from taskd.runtime.system.hidden import forget
 from taskd.runtime.worker.worker import WorkerLink
 from taskd.wire.state import StateHeld
 from taskd.wire.text import line
 
+_log = logging.getLogger(__name__)
 _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
 
@@ -42,21 +58,27 @@ class Backups:
         link: to the agent, which is told that there are copies, and keeps the memory for them; without that there
             are none.
         refusals: told why there can be none.
+        section: the resilient function of the script that is entered.
     """
 
-    def __init__(self, recovery: StateRecovery, link: WorkerLink, refusals: Refusals) -> None:
+    def __init__(self, recovery: StateRecovery, link: WorkerLink, refusals: Refusals, section: int = 0) -> None:
         rank, copies = link.config.rank, link.config.copies
         asked = recovery.backup_every
-        wanted = any(alone(recovery.parts)) if asked is None else asked > 0
+        self._whole, self._kept = True, -1
+        """As its last copier had found: it copies the state, and the newest step of which all ranks have copies."""
+        self._shared = asked is None and not any(alone(recovery.parts))
         self._recovery, self._rank = recovery, rank
         self._every = asked or 0
         self._refusals = refusals
         self._link = link
         self._begun = link.joins
         """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
-        ranks = link.config.per_node
-        self.folder = CopyFolder(copies, rank, ranks, asked=bool(asked)) if wanted and copies else None
+        ranks = 1 if self._shared else link.config.per_node
+        self.folder: CopyFolder | None = None
+        if asked != 0 and copies:
+            self.folder = CopyFolder(copies, rank, ranks, asked=bool(asked), section=section)
         self._copier: Copier | None = None
+        self._tells = False
         self._hooks: list[RemovableHandle] = []
         self.tally = Tally()
         """Of the present world, or of the last."""
@@ -88,10 +110,15 @@ class Backups:
         said = replace(self._recovery.replicas.said(), saved=saved_step, inexact=line(inexact))
         if self.folder is None:
             return said
-        return replace(said, backs_up=self._begun, copies=self.folder.whole() if paused else ())
+        copier = self._copier
+        whole = self._whole if copier is None else copier.whole
+        return replace(said, backs_up=self._begun and whole, copies=self.folder.whole() if paused else ())
 
-    def start(self, world: GroupWorld, kept: int) -> None:
-        """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one."""
+    def start(self, world: GroupWorld, kept: int, *, first: bool) -> None:
+        """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one.
+
+        `first`: it is the world that the training function was entered in; its very beginning is copied too.
+        """
         if self.folder is None or self._refusals.of_newcomers:
             return
         members = world.members.slots or (self._rank,)
@@ -99,30 +126,84 @@ class Backups:
             prefix(world.store_key, world.generation),
             world.section,
             lambda: self._link.peers_key,
+            self._held,
         )
-        member = Member(
-            self._rank,
-            members[0] == self._rank,
-            len(members),
-            neighbours(self._rank, members, self._link.config.per_node),
-        )
+        per_node = self._link.config.per_node
+        near = Neighbours(None, None) if self._shared else neighbours(self._rank, members, per_node)
+        member = Member(self._rank, members[0] == self._rank, len(members), near, before(self._rank, members, per_node))
         self.folder.forget_after(self._recovery.step)
-        self._begun = kept >= 0
-        self._copier = Copier(
-            member, self.folder, self._every, kept, copies, lambda: self._recovery.step, self._give_up, self._begin
-        )
+        self._begun, self._tells = kept >= 0, member.first
+        hooks = CopyHooks(lambda: self._recovery.step, self._give_up, self._begin, self._recovery.demand_copies)
+        self._copier = Copier(member, self.folder, self._every, kept, copies, hooks)
         self.tally = self._copier.tally
         self._recovery.backups = self
+        if first:
+            self._copier.start_here(self._take)
+        elif not self._shared:
+            self._copier.start()
+
+    def committed(self) -> None:
+        """The first step of this world is committed: what other ranks have is copied from now on."""
+        if self._copier is not None:
+            self._copier.start()
+
+    def _held(self) -> str:
+        return held_by(self._recovery.replicas) if self._shared else ""
 
     def stop(self) -> None:
         """The training function was left."""
         copier, self._copier, self._recovery.backups = self._copier, None, None
         if copier is None:
             return
+        self._whole, self._kept = copier.whole, copier.kept
         if not copier.stop():
             self._give_up("the thread that copies does not end", _LEFT)
         elif self.folder is None:
             copier.remove()
+
+    def returned(self, value: object) -> None:
+        """The training function has returned: keep the state and what it has returned until the ranks have ended.
+
+        Where there is no room, or `value` is not of plain types or too large, a fault behind it has all call it again,
+        or start anew.
+        """
+        folder = self.folder
+        encoded = small_value(value)
+        if folder is None or self._refusals.of_newcomers or encoded is None:
+            return
+        snapshot, head = Snapshot(), None
+        try:
+            snapshot.take(
+                self._recovery, folder, self._rank, self._kept, self._fits, place=not self._whole, returned=encoded
+            )
+            file = snapshot.complete()
+            assert file is not None
+            head = CopyHead(
+                self._rank, self._recovery.step, snapshot.size_bytes, snapshot.digest(), not self._whole,
+                folder.section, True,
+            )  # fmt: skip
+            file.seal(head)
+            self._begun = True
+        except (OSError, TypeError, RuntimeError) as error:
+            _log.debug("what the training function has returned with is not kept: %s", error)
+        finally:
+            snapshot.drop()
+
+    def value(self, step: int) -> Any:
+        """What the training function had returned with this step in a process before this one.
+
+        Raises:
+            RestoreError: that is not known here.
+        """
+        folder = self.folder
+        found = None if folder is None else folder.find(self._rank, step) or folder.find(self._rank, step, place=True)
+        try:
+            encoded = b"" if found is None else manifest_of(found).returned
+            return tree.unpack(encoded)
+        except (DistrustError, msgspec.DecodeError) as error:
+            raise RestoreError(
+                f"what the training function had returned at step {step} is not known: {error}"
+            ) from error
 
     def close(self) -> None:
         """The training function was left for good. The copies are the agent's to remove."""
@@ -142,12 +223,13 @@ class Backups:
     def _take(self, snapshot: Snapshot) -> None:
         copier, folder = self._copier, self.folder
         if copier is not None and folder is not None:
-            each = _ALONE if copier.near.buddy is None else _IN_PAIRS
+            snapshot.take(self._recovery, folder, self._rank, copier.kept, self._fits, place=not copier.whole)
 
-            def fits(size_bytes: int) -> str:
-                return folder.shortage(size_bytes, each)
-
-            snapshot.take(self._recovery, folder, self._rank, copier.kept, fits)
+    def _fits(self, size_bytes: int) -> str:
+        assert self.folder is not None
+        copier = self._copier
+        each = _ALONE if copier is None or copier.near.buddy is None else _IN_PAIRS
+        return self.folder.shortage(size_bytes, each)
 
     def _begin(self) -> None:
         self._begun = True
@@ -155,8 +237,12 @@ class Backups:
 
     def _give_up(self, why: str, remedy: str = "Give the node, or its container, that much memory.") -> None:
         self.folder = None
-        text = f"no copies are made of a state that no other rank has: {why}"
-        self._refusals.add(Matter(text, remedy))
+        if not self._shared:
+            text = f"no copies are made of a state that no other rank has: {why}"
+            self._refusals.add(Matter(text, remedy))
+        elif self._tells:
+            _log.warning("no copies of the state are made: %s; if all ranks are lost at once, all start anew", why)
+            forget()
 
     def _settler(self) -> Callable[..., None]:
         """A function, so that an optimizer that has it can still be copied."""

@@ -16,10 +16,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
@@ -28,7 +27,11 @@ from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.copies.copy_file import CopyFile, CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder, Incoming
 from taskd.adaptors.training.copies.ring import CONNECT_S, Member, Neighbours
+from taskd.adaptors.training.copies.room import is_pressed
+from taskd.adaptors.training.copies.sharing import copies_it
 from taskd.adaptors.training.copies.snapshot import Snapshot
+from taskd.adaptors.training.copies.tally import Tally
+from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
 from taskd.adaptors.training.keeping import NEVER
 from taskd.errors import CopyError, LinkError
 from taskd.runtime.system.hidden import HiddenThread, forget
@@ -38,11 +41,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-SHARE: Final = 0.02
-"""So much of the time may copies cost where the script does not say how often they are made."""
 _ANSWER: Final = timedelta(seconds=30)
 _LOOK_S: Final = 0.05
 _POLL_S: Final = 0.01
+_MEMORY_S: Final = 1.0
+"""So often it is looked whether the memory of the copies is needed for something else."""
 _LONGER: Final = 1.1
 _MOST_PAUSE_S: Final = 0.5
 _PER_RANK_S: Final = 5e-5
@@ -56,39 +59,8 @@ _FAILED: Final = 1 << 20
 _OVER: Final = 1 << 40
 
 
-class CopyWorld(NamedTuple):
-    """A world in which copies are made: how its keys in the store begin, and which of the script's functions trains.
-
-    `key` is asked for the key of the job's ranks: None as long as it is not known, "" if there is none.
-    """
-
-    prefix: str
-    section: int
-    key: Callable[[], str | None]
-
-    @property
-    def name(self) -> str:
-        """Its name among the ranks: no other world of the job has it."""
-        return f"{self.prefix} {self.section}"
-
-
-@dataclass
-class Tally:
-    """What copies have cost this rank, and how they have gone, since the world was formed."""
-
-    whole: int = 0
-    skipped: int = 0
-    stall_s: float = 0.0
-    """In which the main thread waited."""
-    busy_s: float = 0.0
-    """In which this rank's thread used the processor."""
-    size_bytes: int = 0
-    by_step: list[tuple[int, float]] = field(default_factory=list)
-    """The last two steps that were due, and when."""
-
-
 class Copier:
-    """Runs until `stop`.
+    """Runs from `start` until `stop`.
 
     Args:
         member: who this is.
@@ -96,23 +68,24 @@ class Copier:
         every: steps from one copy to the next; 0: as often as costs no more than `SHARE`.
         kept: the newest step of which all ranks have copies; -1 without one.
         world: whose ranks take part.
-        step: asked for the step that the main thread has committed.
-        refused: called with the reason, once, if there can be no copies.
-        begun: called, once, when all ranks have copies of a step.
+        hooks: what it asks and tells.
     """
 
     def __init__(
-        self, member: Member, folder: CopyFolder, every: int, kept: int, world: CopyWorld, step: Callable[[], int],
-        refused: Callable[[str], None], begun: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self, member: Member, folder: CopyFolder, every: int, kept: int, world: CopyWorld, hooks: CopyHooks
+    ) -> None:
         self._member, self._folder, self._every = member, folder, every
         self.kept = kept
         self.next = NEVER
         """The step whose commit the main thread is to tell of."""
         self.snapshot = Snapshot()
         self.tally = Tally()
-        self._step, self._refused, self._begun = step, refused, begun
+        self.whole = not member.before or not world.held()
+        """It copies the state, and not its place alone: known when a commit is waited for. Until then of the first of
+        a node alone."""
+        self._step, self._refused, self._begun, self._demand = hooks
         self._told: tuple[int, bool] | None = None
+        self._first = -1
         self._over = ""
         self._stale: tuple[str, ...] = ()
         """Keys of the round before the last: all have read them by now."""
@@ -120,8 +93,7 @@ class Copier:
         self._stopping = self._asking = self._left = False
         self._world = world
         self._host, self._port, self._store = _endpoint()
-        self._first = self._due_after(step() + 1)
-        self._thread = HiddenThread(self._run, "taskd-copies")
+        self._thread: HiddenThread | None = None
 
     @property
     def near(self) -> Neighbours:
@@ -130,10 +102,23 @@ class Copier:
 
     # ---- the main thread's side
 
+    def start_here(self, take: Callable[[Snapshot], None]) -> None:
+        """Begin with the step that is committed already, which nobody has a copy of."""
+        self._first = self.next = self._step()
+        self.due(self._first, take)
+        self._thread = HiddenThread(self._run, "taskd-copies")
+
+    def start(self) -> None:
+        """Go on from the next commit on. A second time nothing happens."""
+        if self._thread is None:
+            step = self._step() + 1
+            self._first = self.tally.due_after(step, step, self._every)
+            self._thread = HiddenThread(self._run, "taskd-copies")
+
     def due(self, step: int, take: Callable[[Snapshot], None]) -> None:
         """A step from `next` on is committed: put down what is to be copied of it, with `take`."""
         begun_s = time.monotonic()
-        on_time = step == self.next
+        on_time = step == self.next and not self._over
         if on_time:
             try:
                 take(self.snapshot)
@@ -144,6 +129,7 @@ class Copier:
         self.tally.by_step = [*self.tally.by_step[-1:], (step, begun_s)]
         with self._changed:
             self._told, self.next = (self.next, on_time), NEVER
+            self._demand(False)
             self._changed.notify_all()
         self.tally.stall_s += time.monotonic() - begun_s
 
@@ -162,9 +148,12 @@ class Copier:
         """
         with self._changed:
             self._stopping, self.next = True, NEVER
+            self._demand(False)
             self._changed.notify_all()
         end_s = time.monotonic() + _STOP_S
-        while self._thread.is_alive() and not self._asking:  # a store that is gone may keep it, but nothing to write
+        while (
+            self._thread is not None and self._thread.is_alive() and not self._asking
+        ):  # a store that is gone may keep it, but nothing to write
             self._thread.join(_LOOK_S)
             if time.monotonic() > end_s:
                 with self._changed:
@@ -208,6 +197,10 @@ class Copier:
             store = self._asked(lambda: self._connect(key))
             if key:
                 exchange = self._between_nodes(store, key)
+            if held := self._world.held():
+                self.whole = copies_it(
+                    store, self._member.rank, self._member.before, held, self._asked, lambda: self._pause(_POLL_S)
+                )
             self._rounds(store, exchange)
         except (OSError, CopyError, LinkError, RuntimeError) as error:
             self._let_go(exchange)
@@ -254,7 +247,9 @@ class Copier:
         )
 
     def _let_go(self, exchange: "Exchange | None") -> None:
-        self.next = NEVER
+        with self._changed:
+            self.next = NEVER
+            self._demand(False)
         self.snapshot.release()
         if exchange is not None:
             exchange.close()
@@ -268,7 +263,8 @@ class Copier:
     def _rounds(self, store: Store, exchange: "Exchange | None") -> None:
         step = self._first
         while step < NEVER:
-            self._arm(step)
+            if self._told is None or step != self._first:  # else it is put down already
+                self._arm(step)
             taken = self._await_commit()
             whole = self._copy(step, exchange, taken)
             result = _ONE if whole else _ONE + (_OVER if self._over else _FAILED)
@@ -279,23 +275,36 @@ class Copier:
         with self._changed:
             if self._step() >= step:
                 self._told = (step, False)
-            else:
-                self._told, self.next = None, step
+                return
+            self._told, self.next = None, step
+            self._demand(True)
+            if self._step() >= step:  # it was committed before the demand was seen
+                self._told, self.next = (step, False), NEVER
+                self._demand(False)
 
     def _await_commit(self) -> bool:
         with self._changed:
             while self._told is None and not self._stopping:
-                self._changed.wait()
+                if not self._changed.wait(_MEMORY_S):
+                    self._look_at_memory()
             if self._stopping or self._told is None:
                 raise CopyError("told to stop")
             return self._told[1]
+
+    def _look_at_memory(self) -> None:
+        """Give the copies' memory back where the job needs it: there are none any more then."""
+        if self._folder.asked or self._over or not is_pressed(self._folder.size_bytes):
+            return
+        self._folder.remove()
+        self._over = "their memory was needed for something else"
 
     def _copy(self, step: int, exchange: "Exchange | None", taken: bool) -> bool:
         """Finish the own copy, and take in the ward's; whether both are whole."""
         begun_s = _busy_s(exchange)
         file = self.snapshot.complete() if taken else None
         head = None if file is None else CopyHead(
-            self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest()
+            self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest(), not self.whole,
+            self._world.section,
         )  # fmt: skip
         self.tally.size_bytes = self.snapshot.size_bytes
         if file is not None and head is not None:
@@ -338,24 +347,11 @@ class Copier:
         while done % _FAILED < self._member.world_size:
             self._pause(next(pauses))
             done = self._asked(lambda: store.add(f"{step}/done", 0))
-        following = NEVER if done >= _OVER else self._due_after(step)
+        following = NEVER if done >= _OVER else self.tally.due_after(step, self._step(), self._every)
         self._asked(lambda: store.set(f"{step}/after", f"{int(done < _FAILED)} {following}"))
         for former in self._stale:
             self._asked(partial(store.delete_key, former))
         self._stale = (f"{step}/done", f"{step}/after")
-
-    def _due_after(self, step: int) -> int:
-        """The step to be copied after this one."""
-        soon = max(step, self._step()) + 1
-        if self._every:
-            return -(-soon // self._every) * self._every
-        (before, before_s), (last, last_s) = [(0, 0.0), (0, 0.0), *self.tally.by_step][-2:]
-        if last <= before or not before:
-            return soon
-        each_s = (last_s - before_s) / (last - before)
-        rounds = max(1, self.tally.whole + self.tally.skipped)
-        cost_s = self.tally.stall_s / rounds + self.tally.busy_s
-        return max(soon, step + int(cost_s / (SHARE * each_s)))
 
     def _pauses(self) -> Iterator[float]:
         """Between two questions to the store, each longer: a rank may be about something that takes its time."""

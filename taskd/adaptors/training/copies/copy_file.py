@@ -30,12 +30,19 @@ _MOST_BYTES: Final = 1 << 50
 
 
 class CopyHead(msgspec.Struct, frozen=True):
-    """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of all of them."""
+    """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of all of them.
+
+    With `place` it has that rank's place in data and random numbers alone: another rank of its node copies the state.
+    `section` is the resilient function of the script that it is of. With `returned` that had returned.
+    """
 
     of: OfJob
     step: Counter
     size_bytes: Annotated[int, msgspec.Meta(ge=1, le=_MOST_BYTES)]
     digest: Annotated[str, msgspec.Meta(max_length=64, pattern="^[0-9a-f]*$")] = ""
+    place: bool = False
+    section: Counter = 0
+    returned: bool = False
 
 
 class CopyFile:
@@ -65,6 +72,11 @@ class CopyFile:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return None
         return head if head.size_bytes <= len(self._map) - HEAD_BYTES else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Its memory."""
+        return len(self._map)
 
     def erase(self) -> None:
         """It is no copy any more."""

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Two of each state. The older one is written over, or the one that is not whole; never the one that all ranks count
-   on.
+1. Two of each state, or of a rank's place where another rank of the node copies the state. The older one is written
+   over, or the one that is not whole; never the one that all ranks count on.
 2. Their memory belongs to the rank's place on its node and outlives its processes; the agent gives it back when the
    rank starts anew without a state, and when it ends itself.
 3. The first two pieces of memory are for the rank's own state; each further two for the state of another rank. Where a
@@ -33,11 +33,17 @@ class CopyFolder:
         own: the rank.
         ranks: of its node.
         asked: whether the script has asked for copies.
+        section: the resilient function of the script that they are of. Those of another one are none.
     """
 
-    def __init__(self, paths: Sequence[Path], own: JobRank, ranks: int = 1, *, asked: bool = True) -> None:
+    def __init__(
+        self, paths: Sequence[Path], own: JobRank, ranks: int = 1, *, asked: bool = True, section: int = 0
+    ) -> None:
+        self.ranks = ranks
+        """As many ranks of this node copy as much."""
         self._pairs = [tuple(paths[at : at + _EACH]) for at in range(0, len(paths), _EACH)]
-        self._own, self._ranks, self._asked = own, ranks, asked
+        self._own, self.asked = own, asked
+        self.section = section
         self._known_bytes = 0
         """Copies of this size fit: that was seen before the first."""
         self._open: dict[Path, CopyFile] = {}
@@ -47,18 +53,25 @@ class CopyFolder:
         if any(self._files()):
             return ""
         self._known_bytes = size_bytes
-        return shortage(self._pairs[0][0], size_bytes, each * self._ranks, asked=self._asked)
+        return shortage(self._pairs[0][0], size_bytes, each * self.ranks, asked=self.asked)
 
     def whole(self) -> tuple[StateCopy, ...]:
         """Those that can be read."""
-        found = {(head.of, head.step) for file in self._files() if (head := file.head()) is not None}
-        return tuple(StateCopy(of=of, step=step) for of, step in sorted(found))
+        heads = (self._head(file) for file in self._files())
+        found = {(head.of, head.step, head.place, head.returned) for head in heads if head is not None}
+        return tuple(
+            StateCopy(of=of, step=step, place=place, returned=returned) for of, step, place, returned in sorted(found)
+        )
 
-    def find(self, of: JobRank, step: int) -> CopyFile | None:
-        """A whole copy of a rank's state of this step."""
+    def _head(self, file: CopyFile) -> CopyHead | None:
+        head = file.head()
+        return head if head is not None and head.section == self.section else None
+
+    def find(self, of: JobRank, step: int, *, place: bool = False) -> CopyFile | None:
+        """A whole copy of a rank's state of this step; with `place`, of its place alone."""
         for file in self._files():
-            head = file.head()
-            if head is not None and (head.of, head.step) == (of, step):
+            head = self._head(file)
+            if head is not None and (head.of, head.step, head.place) == (of, step, place):
                 file.position = 0
                 return file
         return None
@@ -66,15 +79,20 @@ class CopyFolder:
     def room(self, of: JobRank, size_bytes: int, keep: int) -> CopyFile:
         """The file for the next copy of a rank's state, which is none of step `keep`. Raises `OSError`."""
         files = [self._file(path) for path in self._pair(of, keep)]
-        heads = [file.head() for file in files]
+        heads = [self._head(file) for file in files]
         steps = [-1 if head is None or head.of != of else head.step for head in heads]
         free = min(range(_EACH), key=lambda number: (steps[number] == keep >= 0, steps[number]))
         growth_bytes = files[free].growth(size_bytes)
         if growth_bytes:
-            ranks = 1 if size_bytes <= self._known_bytes else self._ranks
-            expect_memory(growth_bytes * ranks, asked=self._asked)
+            ranks = 1 if size_bytes <= self._known_bytes else self.ranks
+            expect_memory(growth_bytes * ranks, asked=self.asked)
         files[free].reserve(size_bytes)
         return files[free]
+
+    @property
+    def size_bytes(self) -> int:
+        """All of their memory."""
+        return sum(file.size_bytes for file in self._files())
 
     def forget_after(self, step: int) -> None:
         """All ranks have gone back to this step, or stand at it: what came after it never was."""

@@ -21,12 +21,21 @@ class Neighbours(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours."""
+    """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours.
+
+    `before` are the ranks of its node that come before it.
+    """
 
     rank: JobRank
     first: bool
     world_size: int
     near: Neighbours
+    before: tuple[JobRank, ...] = ()
+
+
+def before(rank: JobRank, members: Sequence[JobRank], per_node: int) -> tuple[JobRank, ...]:
+    """Members of a rank's node that come before it."""
+    return tuple(member for member in members if member // per_node == rank // per_node and member < rank)
 
 
 def neighbours(rank: JobRank, members: Sequence[JobRank], per_node: int) -> Neighbours:

@@ -9,6 +9,7 @@ from taskd.runtime.system.cgroups import cgroups
 from taskd.runtime.system.memory import memory_of
 
 _GIB: Final = 1 << 30
+_LITTLE_BYTES: Final = 1 << 24
 _UNASKED: Final = 0.5
 """Copies that the script has not asked for take no more than this share of the memory that is left."""
 
@@ -38,6 +39,11 @@ def expect_memory(needed_bytes: int, *, asked: bool) -> None:
         text = f"copies on this node grow by {needed_bytes / _GIB:.3g} GiB, the memory that is left is"
         share = "" if asked or needed_bytes > left_bytes else ", of which half is used at most"
         raise OSError(errno.ENOSPC, f"{text} {left_bytes / _GIB:.3g} GiB{share}")
+
+
+def is_pressed(held_bytes: int) -> bool:
+    """Whether copies that take so much have more than half of what would be left without them."""
+    return held_bytes >= _LITTLE_BYTES and _left_bytes() < held_bytes
 
 
 def nowhere(size_bytes: int) -> memoryview:

@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
+from msgspec.structs import replace
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.digests import digest
 from taskd.adaptors.training.manifest import Framed
-from taskd.adaptors.training.packing import pack
+from taskd.adaptors.training.packing import pack, pack_place
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.partitions import whole
 from taskd.adaptors.training.sharding.shards import local
@@ -52,9 +53,12 @@ class Snapshot:
     # ---- the main thread
 
     def take(
-        self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int, fits: Callable[[int], str]
-    ) -> None:
-        """Put down what may change before the optimizers step.
+        self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int, fits: Callable[[int], str],
+        *, place: bool = False, returned: bytes = b"",
+    ) -> None:  # fmt: skip
+        """Put down what may change before the optimizers step; with `place`, where the rank stands and nothing else.
+
+        `returned` is what the training function has returned, encoded.
 
         `fits` says why there is no room for copies of so many bytes, or "".
 
@@ -62,8 +66,8 @@ class Snapshot:
             OSError: there is no room for it.
             TypeError, RuntimeError: the state has something that cannot be put down.
         """
-        manifest, tensors = pack(recovery, everything=True)
-        frame = Framed.of(manifest)
+        manifest, tensors = (pack_place(recovery), []) if place else pack(recovery, everything=True)
+        frame = Framed.of(replace(manifest, returned=returned))
         self._seal, start = frame.seal, len(frame.data)
         self._places = []
         for tensor in tensors:
