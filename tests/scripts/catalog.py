@@ -32,6 +32,7 @@ class Script:
         launch: what starts it: torchrun, or "python" alone.
         shape: number of the shape that it is an instance of, in the list of shapes that issue 36 is about; 0: none.
         places: where its kills strike, one for each; none: two, drawn from the seed.
+        memory_mib: limit of the container that it runs in; 0: none. Needs root.
         needs_check: the self-check alone finds it. Without the self-check it ends otherwise than allowed.
     """
 
@@ -47,6 +48,7 @@ class Script:
     launch: str = "torchrun"
     shape: int = 0
     places: tuple[Place, ...] = ()
+    memory_mib: int = 0
     needs_check: bool = False
 
     @property
@@ -136,6 +138,42 @@ SCRIPTS = (
     Script("second_function", (IDENTICAL, RESTARTED), "a newcomer would have to pass the first one without training"),
     Script("destroy_init", (IDENTICAL,), "groups are made anew after training, in replaced ranks too"),
     Script("join_threads", (IDENTICAL,), "no thread of taskd's is seen"),
+    # Nobody is left
+    *(
+        Script(f"behind_{moment}", (IDENTICAL,), why, file=PROGRAMS / "behind_train.py", places=(place, place))
+        for moment, why, place in (
+            ("after", "right behind the training function", Place("after")),
+            ("evaluated", "in what all do behind it", Place("evaluated")),
+            ("saved", "rank 0 waits for nobody any more", Place("saved", 1, 0)),
+        )
+    ),
+    *(
+        Script(
+            f"all_{name}",
+            (IDENTICAL,),
+            why,
+            ranks=ranks,
+            nodes=nodes,
+            file=PROGRAMS / "all_at_once.py",
+            places=tuple(Place(moment, 10, rank) for rank in range(ranks)),
+            environment=environment,
+        )
+        for name, why, ranks, nodes, moment, environment in (
+            ("at_once", "all ranks are killed in one step", 2, 1, "backward", ()),
+            ("at_once_nodes", "the same on two nodes", 4, 2, "backward", ()),
+            ("between", "all ranks are killed between optimizer and commit", 2, 1, "stepped", ()),
+            ("raise", "all ranks raise the same, once", 2, 1, "committed", (("RAISES_AT", "6"),)),
+        )
+    ),
+    Script(
+        "all_out_of_memory",
+        (IDENTICAL,),
+        "all ranks outgrow the memory of their container in one step",
+        file=PROGRAMS / "all_at_once.py",
+        environment=(("GROWS_AT", "13"),),
+        places=(Place("committed", 20),),
+        memory_mib=4096,
+    ),
     # Without the SDK
     Script("no_sdk", (RESTARTED,), "it starts from the beginning, as under stock torchrun"),
     Script("no_sdk_snapshot", (RESTARTED,), "it starts from its own snapshot, as under stock torchrun"),

@@ -14,14 +14,15 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tests.e2e.job import ROOT, command_of, no_outer_job
+from tests.faults.cgroups import small
 from tests.launch import Launcher, free_port
 from tests.leaks import MARK, marked
 from tests.scripts.catalog import Script
@@ -96,14 +97,16 @@ def play(
     run = Run(folder)
     try:
         env |= {**dict(script.environment), MARK: mark}
-        if script.launch == "python":
-            torchruns = [launcher.start(["python", str(script.path)], env=env)]
-        elif script.nodes == 1:
-            torchruns = [launcher.start([*command[:3], "--standalone", *command[3:]], env=env)]
-        else:
-            torchruns = _nodes(launcher, script, command, env, manager=taskd)
-        run.status = max(torchrun.wait(limit_s) for torchrun in torchruns)
-        run.orphans = _orphans(mark)
+        with _container(script, mark) as inside:
+            if script.launch == "python":
+                torchruns = [launcher.start(["python", str(script.path)], env=env)]
+            elif script.nodes == 1:
+                whole = [*inside, sys.executable, *command[1:3], "--standalone", *command[3:]]
+                torchruns = [launcher.start(whole, env=env)]
+            else:
+                torchruns = _nodes(launcher, script, command, env, manager=taskd)
+            run.status = max(torchrun.wait(limit_s) for torchrun in torchruns)
+            run.orphans = _orphans(mark)
     except subprocess.TimeoutExpired:
         keep_stacks(mark, folder)
     finally:
@@ -117,6 +120,16 @@ def play(
             later = f" + {kill.delay_us} us" if kill.delay_us else ""
             run.killed.append((kill.rank, reached + later))
     return run
+
+
+@contextmanager
+def _container(script: Script, name: str) -> Iterator[list[str]]:
+    """What a command begins with that is to run in the script's container."""
+    if not script.memory_mib:
+        yield []
+        return
+    with small(f"taskd-script-{name}", script.memory_mib << 20) as procs:
+        yield ["sh", "-c", f'echo $$ > {procs}; exec "$@"', "sh"]
 
 
 def _nodes(

@@ -100,7 +100,8 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     replicas, flags = recovery.replicas, recovery.in_flight.flags
     manifest = StateManifest(
         recovery.step, parts, slots, position, buffers, changed, replicas.part, replicas.weights, flags,
-        recovery.losses.known_finite, recovery.lent_layouts.gives, recovery.parts.taken.sent(),
+        recovery.losses.known_finite, recovery.lent_layouts.own if everything else recovery.lent_layouts.gives,
+        recovery.parts.taken.sent(),
     )  # fmt: skip
     return manifest, tensors
 

@@ -37,6 +37,7 @@ from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, alone
 from taskd.adaptors.training.packing import manifest_of
 from taskd.adaptors.training.recovery import StateRecovery
+from taskd.adaptors.training.sharding.layout import settled_layouts
 from taskd.errors import DistrustError, RestoreError
 from taskd.runtime.system.hidden import forget
 from taskd.runtime.worker.worker import WorkerLink
@@ -171,6 +172,7 @@ class Backups:
         encoded = small_value(value)
         if folder is None or self._refusals.of_newcomers or encoded is None:
             return
+        settled_layouts(self._recovery)
         snapshot, head = Snapshot(), None
         try:
             snapshot.take(
@@ -220,10 +222,12 @@ class Backups:
         if copier is not None:
             copier.due(step, self._take)
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _take(self, snapshot: Snapshot) -> bool:
         copier, folder = self._copier, self.folder
-        if copier is not None and folder is not None:
+        ready = copier is not None and folder is not None and settled_layouts(self._recovery) is not None
+        if copier is not None and folder is not None and ready:
             snapshot.take(self._recovery, folder, self._rank, copier.kept, self._fits, place=not copier.whole)
+        return ready
 
     def _fits(self, size_bytes: int) -> str:
         assert self.folder is not None

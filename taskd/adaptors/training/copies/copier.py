@@ -102,7 +102,7 @@ class Copier:
 
     # ---- the main thread's side
 
-    def start_here(self, take: Callable[[Snapshot], None]) -> None:
+    def start_here(self, take: Callable[[Snapshot], bool]) -> None:
         """Begin with the step that is committed already, which nobody has a copy of."""
         self._first = self.next = self._step()
         self.due(self._first, take)
@@ -115,13 +115,13 @@ class Copier:
             self._first = self.tally.due_after(step, step, self._every)
             self._thread = HiddenThread(self._run, "taskd-copies")
 
-    def due(self, step: int, take: Callable[[Snapshot], None]) -> None:
-        """A step from `next` on is committed: put down what is to be copied of it, with `take`."""
+    def due(self, step: int, take: Callable[[Snapshot], bool]) -> None:
+        """A step from `next` on is committed: put down what is to be copied of it, with `take`, if that can be."""
         begun_s = time.monotonic()
         on_time = step == self.next and not self._over
         if on_time:
             try:
-                take(self.snapshot)
+                on_time = take(self.snapshot)
             except OSError as error:
                 self._over, on_time = error.strerror or str(error), False
             except (TypeError, RuntimeError) as error:

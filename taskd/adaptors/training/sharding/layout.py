@@ -12,6 +12,7 @@ Rules:
    alone.
 3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 wants it. Those that
    are sent a state by a rank with this layout find it there (`LentLayouts`); else that rank broadcasts it.
+   If all ranks are new, the copies that they load have the layout.
 4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that
    moment the wrapper stands in a group of one whose `broadcast` answers with the wanted layout. No user code is run.
 5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a
@@ -32,11 +33,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from taskd.adaptors.groups.gathering import gather, number_of
 from taskd.adaptors.groups.handle import GroupHandle
 from taskd.adaptors.groups.lone import finished
 from taskd.adaptors.groups.world import GroupWorld
+from taskd.adaptors.groups.wrappers import made_inside
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.lent_layouts import Layout, LentLayouts
 from taskd.adaptors.training.sharding.sameness import (
@@ -160,12 +163,39 @@ def _in_rows(numbers: Sequence[int]) -> Iterator[LayoutRow]:
 
 
 def layout_of(wrapper: DistributedDataParallel) -> Layout:
-    """Return the buckets as lists of parameter indices. Makes a zero tensor of each bucket's size for the moment.
+    """Return the buckets as lists of parameter indices.
 
-    Valid only right after `_update_process_group`: the reducer caches an older answer once buckets were rebuilt.
+    Valid after `_update_process_group` until the buckets are rebuilt twice: the reducer caches its first answer.
     """
     place = {id(parameter): index for index, parameter in enumerate(parameters(wrapper))}
-    return [[place[id(p)] for p in bucket.parameters()] for bucket in wrapper.reducer._get_zeros_like_grad_buckets()]
+    with _WithoutMemory():  # type: ignore[no-untyped-call]
+        buckets = wrapper.reducer._get_zeros_like_grad_buckets()
+    return [[place[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
+
+
+class _WithoutMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The zero tensors that torch makes of each bucket's size take the memory of one number."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.zeros_like.default:
+            like = args[0]
+            return torch.empty((), dtype=like.dtype, device=like.device).expand(like.shape)
+        return func(*args, **(kwargs or {}))
+
+
+def settled_layouts(recovery: StateRecovery) -> dict[int, Layout] | None:
+    """Layouts of the settled wrappers, for a copy of the state as it is now; None if some settle in the next step.
+
+    Called where the training stands between two steps. Wrappers that the training function makes are left out.
+    """
+    known, lent = recovery.lent_layouts.own, {}
+    wrappers = [wrapper for wrapper in current_wrappers(recovery) if not made_inside(wrapper)]
+    for index, wrapper in enumerate(wrappers):
+        if _is_settled(wrapper):
+            lent[index] = known[index] = known.get(index) or layout_of(wrapper)
+        elif recovery.commits == 1 and (wrapper.static_graph or not wrapper.find_unused_parameters):
+            return None
+    return lent
 
 
 def impose(wrapper: DistributedDataParallel, layout: Layout, group: dist.ProcessGroup) -> None:
@@ -249,6 +279,8 @@ def _agree(
                     continue
             elif (sent := _send_layout(own, fitting[0], wrapper)) != own:
                 impose(wrapper, sent, groups[index])
+        elif not fitting and target_step > 0 and plan.loads:  # all are new, and the undisturbed run has settled
+            lent.may_take[index] = partial(impose, wrapper, group=groups[index])
         if fitting:
             (_settled.add if target_step > 0 else _settled.discard)(wrapper)
     prove(wrappers, [[row.group for row in rows_of_rank] for rows_of_rank in layouts])

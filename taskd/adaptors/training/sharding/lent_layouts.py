@@ -14,12 +14,16 @@ class LentLayouts:
     """What this rank gives to those that it sends its state to, and takes from the one that sends it a state.
 
     Attributes:
+        own: of this rank's settled wrappers, as far as they were asked for: for copies of its state.
         gives: layouts that some other rank needs.
         takes: for each wrapper that needs one, what imposes it.
+        may_take: likewise, for each that had one if it had settled: all ranks are new, and load copies.
     """
 
+    own: dict[int, Layout] = field(default_factory=dict)
     gives: dict[int, Layout] = field(default_factory=dict)
     takes: dict[int, Callable[[Layout], None]] = field(default_factory=dict)
+    may_take: dict[int, Callable[[Layout], None]] = field(default_factory=dict)
 
     def arrive(self, layouts: Mapping[int, Layout]) -> None:
         """Impose what has come with a state.
@@ -32,3 +36,8 @@ class LentLayouts:
             if place not in layouts:
                 raise RebuildError(f"the donor's state has no bucket layout for DDP wrapper {place}, expected one")
             impose(layouts[place])
+        may_take, self.may_take = self.may_take, {}
+        for place, impose in may_take.items():
+            if place in layouts:
+                impose(layouts[place])
+                self.gives[place] = layouts[place]
