@@ -1,5 +1,6 @@
 """Whose state goes to whom, and what copies of it there are."""
 
+from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -44,6 +45,14 @@ class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     refusal: Line = ""  # why the job has no rows
 
 
+class Own(Enum):
+    """Whether a rank has something in its state that no replica of it has."""
+
+    NOTHING = ""
+    SERVES = "serves"  # others can take its state in place of theirs, and it not that of others
+    ALONE = "alone"  # nor can others take its state
+
+
 class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """What one rank has of the job's state: it says so itself, and its agent passes that on."""
 
@@ -53,6 +62,7 @@ class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     backs_up: bool = False  # copies of its state are made
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
+    own: Own = Own.NOTHING
     inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
     digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
     row: MeshRow | None = None  # the one that it is of; None without a mesh

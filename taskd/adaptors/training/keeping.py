@@ -21,6 +21,11 @@ class Copying(Protocol):
         """The step whose commit it waits for."""
         ...
 
+    @property
+    def keeps_own(self) -> bool:
+        """Whether each rank can have copies of its own state."""
+        ...
+
     def due(self, step: int) -> None:
         """This step, or a later one, is committed."""
         ...

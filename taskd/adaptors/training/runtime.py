@@ -97,7 +97,7 @@ class Runtime:
         elif setup is not None:
             unkept = setup.end(self._facts(recovery.parts))
         self.refusals.add(*matters(recovery.parts, unkept or [], joins=self.link.joins, backs_up=backups.on))
-        if self.rank == 0 and not self.link.joins:
+        if self.rank == 0 and not self.link.joins and not backups.keeps_own:
             tell_inexact(recovery.parts)
         if strange := self.world.strangers():
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))

@@ -10,7 +10,8 @@ Rules:
    as done (`adopt`). All others receive, from one donor of their set.
 4. If there is no such step, all go back to the newest at which every set has a holder or a copy; first of those at
    which every rank knows its place in the data, since not all ranks of a set copy the state itself. A rank of a set
-   without a holder loads the copy of its own state, and gives it on to those of its set that have none.
+   without a holder loads the copy of its own state, and gives it on to those of its set that have none. So does a
+   rank that has something of its own (`Own`) and has lost it.
 5. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
 6. Without that there is no plan: only what the script has kept itself can bring the state back.
 """
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, RankStatus
+from taskd.wire.state import Own
 
 Sets = dict[str | None, list[JobRank]]
 """The ranks of each replica set, by its key."""
@@ -140,15 +142,21 @@ def _towards(
             holders = _at(ranks, held, target_step - 1, Condition.STEPPED)
             adopt += holders
         known = copies.get(key, {}).get(target_step, [])
-        if not holders and not known:
+        lost = [rank for rank in ranks if rank not in holders]
+        loaders = [rank for rank in lost if _loads(rank, held, known, alone=not holders)]
+        receivers = tuple(rank for rank in lost if rank not in loaders)
+        donor = next((rank for rank in (*holders, *loaders) if held[rank].own is not Own.ALONE), None)
+        if receivers and (donor is None or any(held[rank].own is not Own.NOTHING for rank in receivers)):
             return None
-        if not holders:
-            holders = [rank for rank in ranks if any(copy.of == rank for copy in known)]
-            loads += (_load(rank, known) for rank in holders)
-        receivers = tuple(sorted(set(ranks) - set(holders)))
-        if receivers:
-            transfers.append(Giving(holders[0], receivers))
+        loads += (_load(rank, known) for rank in loaders)
+        if donor is not None and receivers:
+            transfers.append(Giving(donor, receivers))
     return Restore(target_step, tuple(sorted(adopt)), tuple(transfers), tuple(loads), copied)
+
+
+def _loads(rank: JobRank, held: Mapping[JobRank, RankStatus], known: list[Loading], *, alone: bool) -> bool:
+    """Whether a rank without a state loads a copy of its own: one for itself alone, or one for its set."""
+    return (alone or held[rank].own is not Own.NOTHING) and any(copy.of == rank for copy in known)
 
 
 def _load(rank: JobRank, known: list[Loading]) -> Loading:

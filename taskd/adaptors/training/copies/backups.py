@@ -34,14 +34,14 @@ from taskd.adaptors.training.data.loop_names import small_value
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
 from taskd.adaptors.training.limits.matter import Matter
-from taskd.adaptors.training.limits.refusals import Refusals, alone
+from taskd.adaptors.training.limits.refusals import Refusals, alone, has_statistics, tell_inexact
 from taskd.adaptors.training.packing import manifest_of
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.layout import settled_layouts
 from taskd.errors import DistrustError, RestoreError
 from taskd.runtime.system.hidden import forget
 from taskd.runtime.worker.worker import WorkerLink
-from taskd.wire.state import StateHeld
+from taskd.wire.state import Own, StateHeld
 from taskd.wire.text import line
 
 _log = logging.getLogger(__name__)
@@ -78,8 +78,10 @@ class Backups:
         self.folder: CopyFolder | None = None
         if asked != 0 and copies:
             self.folder = CopyFolder(copies, rank, ranks, asked=bool(asked), section=section)
+            if link.joins and self.folder.has_own():
+                recovery.replicas.own = Own.ALONE
         self._copier: Copier | None = None
-        self._tells = False
+        self._tells, self._statistics = False, has_statistics(recovery.parts)
         self._hooks: list[RemovableHandle] = []
         self.tally = Tally()
         """Of the present world, or of the last."""
@@ -97,6 +99,11 @@ class Backups:
         """The step whose commit is to be told of."""
         return NEVER if self._copier is None else self._copier.next
 
+    @property
+    def keeps_own(self) -> bool:
+        """Whether each rank can have copies of its own state."""
+        return self.folder is not None and not self._refusals.of_newcomers
+
     def forget(self) -> None:
         """Another training function is entered: what was copied before is of no use to it."""
         if self.folder is not None:
@@ -113,6 +120,8 @@ class Backups:
             return said
         copier = self._copier
         whole = self._whole if copier is None else copier.whole
+        if said.own is Own.NOTHING and self._begun and self._statistics:
+            said = replace(said, own=Own.SERVES)
         return replace(said, backs_up=self._begun and whole, copies=self.folder.whole() if paused else ())
 
     def start(self, world: GroupWorld, kept: int, *, first: bool) -> None:
@@ -182,7 +191,7 @@ class Backups:
             assert file is not None
             head = CopyHead(
                 self._rank, self._recovery.step, snapshot.size_bytes, snapshot.digest(), not self._whole,
-                folder.section, True,
+                folder.section, True, self._recovery.replicas.own is Own.ALONE,
             )  # fmt: skip
             file.seal(head)
             self._begun = True
@@ -226,8 +235,15 @@ class Backups:
         copier, folder = self._copier, self.folder
         ready = copier is not None and folder is not None and settled_layouts(self._recovery) is not None
         if copier is not None and folder is not None and ready:
+            self._copy_own(copier, folder)
             snapshot.take(self._recovery, folder, self._rank, copier.kept, self._fits, place=not copier.whole)
         return ready
+
+    def _copy_own(self, copier: Copier, folder: CopyFolder) -> None:
+        """What no replica has is copied by each rank that has it."""
+        copier.own = self._recovery.replicas.own is Own.ALONE
+        if copier.own or self._statistics:
+            copier.whole, folder.ranks = True, self._link.config.per_node
 
     def _fits(self, size_bytes: int) -> str:
         assert self.folder is not None
@@ -241,11 +257,14 @@ class Backups:
 
     def _give_up(self, why: str, remedy: str = "Give the node, or its container, that much memory.") -> None:
         self.folder = None
-        if not self._shared:
+        if not self._shared or self._recovery.replicas.own is Own.ALONE:
             text = f"no copies are made of a state that no other rank has: {why}"
             self._refusals.add(Matter(text, remedy))
         elif self._tells:
             _log.warning("no copies of the state are made: %s; if all ranks are lost at once, all start anew", why)
+            forget()
+        if self._statistics:
+            tell_inexact(self._recovery.parts)
             forget()
 
     def _settler(self) -> Callable[..., None]:

@@ -83,6 +83,8 @@ class Copier:
         self.whole = not member.before or not world.held()
         """It copies the state, and not its place alone: known when a commit is waited for. Until then of the first of
         a node alone."""
+        self.own = False
+        """The state that it copies has something that no other rank has, though they are replicas."""
         self._step, self._refused, self._begun, self._demand = hooks
         self._told: tuple[int, bool] | None = None
         self._first = -1
@@ -304,7 +306,7 @@ class Copier:
         file = self.snapshot.complete() if taken else None
         head = None if file is None else CopyHead(
             self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest(), not self.whole,
-            self._world.section,
+            self._world.section, own=self.own,
         )  # fmt: skip
         self.tally.size_bytes = self.snapshot.size_bytes
         if file is not None and head is not None:

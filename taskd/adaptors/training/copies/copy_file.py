@@ -34,6 +34,7 @@ class CopyHead(msgspec.Struct, frozen=True):
 
     With `place` it has that rank's place in data and random numbers alone: another rank of its node copies the state.
     `section` is the resilient function of the script that it is of. With `returned` that had returned.
+    With `own` there is something in the state that no other rank has, though they are replicas.
     """
 
     of: OfJob
@@ -43,6 +44,7 @@ class CopyHead(msgspec.Struct, frozen=True):
     place: bool = False
     section: Counter = 0
     returned: bool = False
+    own: bool = False
 
 
 class CopyFile:

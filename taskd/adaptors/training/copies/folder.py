@@ -67,6 +67,10 @@ class CopyFolder:
         head = file.head()
         return head if head is not None and head.section == self.section else None
 
+    def has_own(self) -> bool:
+        """Whether there is one of a state that has something that no other rank has, though they are replicas."""
+        return any(head.own for file in self._files() if (head := self._head(file)) is not None)
+
     def find(self, of: JobRank, step: int, *, place: bool = False) -> CopyFile | None:
         """A whole copy of a rank's state of this step; with `place`, of its place alone."""
         for file in self._files():

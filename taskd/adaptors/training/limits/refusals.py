@@ -150,6 +150,16 @@ def _of_set_up(parts: Parts) -> list[Matter]:
     return [*found, *of_process(parts)]
 
 
+def has_statistics(parts: Parts) -> bool:
+    """Whether running statistics of this rank's are no other rank's: DDP spreads those of the first rank, or none."""
+    return any(
+        type(module) in _NORMS and module.running_mean is not None
+        for wrapper in parts.wrappers()
+        if not wrapper.broadcast_buffers or dist.get_rank(wrapper.process_group) == 0
+        for module in wrapper.modules()
+    )
+
+
 def tell_inexact(parts: Parts) -> None:
     """Warn of what is recovered in place, and not to the last bit."""
     for wrapper in parts.wrappers():

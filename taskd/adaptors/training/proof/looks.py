@@ -135,9 +135,18 @@ class EarlyLooks:
             self._tell([one.matter(entered.line) for one in self._take_in(found, entered.line)])
         self._seen = walk.seen
         if self._walks == 2:
-            self._tell([_differing(name, parts) for name in differing(parts, str(self._number))])
+            self._keep_or_refuse(differing(parts, str(self._number)))
         took_ms = 1e3 * (time.monotonic() - begun_s)
         _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
+
+    def _keep_or_refuse(self, names: list[str]) -> None:
+        """Parts have another state on each rank: these are copied, or no new process can have one."""
+        matters = [_differing(name, self._recovery.parts) for name in names]
+        if matters and self._recovery.keep_own():
+            text = "; ".join(matter.text for matter in matters)
+            self._refusals.tell(f"{text}: all ranks go back to the newest copies of their own if one is lost")
+        else:
+            self._tell(matters)
 
     def _take_in(self, found: list[OutsideState], function_line: str) -> list[OutsideState]:
         """Add values that all ranks have alike to the state. Return the other findings.

@@ -25,7 +25,7 @@ from taskd.adaptors.training.sharding.shards import digest_of, name_of, rows_of
 from taskd.adaptors.training.trust.verifying import StateVerifier
 from taskd.errors import StatementError
 from taskd.wire.kinds import NOBODY, JobRank
-from taskd.wire.state import MeshRow, StateHeld
+from taskd.wire.state import MeshRow, Own, StateHeld
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Replicas:
         part: of what it has a part, by what torch says; "" for all of it. Only equal ones are given on.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
         rows: of the whole job; None without a mesh, or where they are not known.
+        own: whether the rank has something that no replica has, as far as that is known.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
 
@@ -53,6 +54,7 @@ class Replicas:
         self.name = self.part = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
+        self.own = Own.NOTHING
         self.rows: MeshRows | None = None
         self._row: MeshRow | None = None
 
@@ -78,7 +80,9 @@ class Replicas:
 
     def said(self) -> StateHeld:
         """For a report."""
-        said = StateHeld(replicas=self.name, weights=self.weights, distrusts=self.distrusts, row=self._row)
+        said = StateHeld(
+            replicas=self.name, weights=self.weights, distrusts=self.distrusts, row=self._row, own=self.own
+        )
         return said if self.verifier is None else replace(said, digests=self.verifier.digests)
 
     def committed(self) -> None:
