@@ -63,6 +63,7 @@ class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
     own: Own = Own.NOTHING
+    behind: MaybeCounter = -1  # the step behind whose commit the rank was at work as it was interrupted; -1: none
     inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
     digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
     row: MeshRow | None = None  # the one that it is of; None without a mesh

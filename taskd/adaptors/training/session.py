@@ -194,6 +194,7 @@ class Session:
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
             between = (condition := recovery.condition(error)) is Condition.CLEAN and recovery.between_steps
             self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
+            self.backups.behind = self._behind.left
             self._link.raised(recovery.step, condition, "" if isinstance(error, Interrupted) else in_one_line(error))
             return [], error
         self._runtime.recorder.phase(BoxPhase.FINISHED)

@@ -12,8 +12,10 @@ Rules:
    which every rank knows its place in the data, since not all ranks of a set copy the state itself. A rank of a set
    without a holder loads the copy of its own state, and gives it on to those of its set that have none. So does a
    rank that has something of its own (`Own`) and has lost it.
-5. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
-6. Without that there is no plan: only what the script has kept itself can bring the state back.
+5. Where a rank was interrupted in what stands behind the commit of the target, all go back to copies of a step before
+   it, if there are such: that is done again then.
+6. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
+7. Without that there is no plan: only what the script has kept itself can bring the state back.
 """
 
 from collections.abc import Mapping
@@ -78,12 +80,16 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
     copied = _newest(set.intersection(*steps) if steps else set(), places, len(held))
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
     stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
-    for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
-        restore = _towards(target_step, sets, held, {}, copied)
-        if restore is not None:
-            return restore
     known = sorted(committed.union(*steps), reverse=True)
     exact = [step for step in known if len(places.get(step, ())) == len(held)]
+    for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
+        restore = _towards(target_step, sets, held, {}, copied)
+        if restore is not None and any(status.behind == target_step for status in held.values()):
+            before = (step for step in exact if step < target_step)
+            again = (_towards(step, sets, held, copies, copied) for step in before)
+            return next(filter(None, again), restore)
+        if restore is not None:
+            return restore
     for target_step in (*exact, *known):
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:

@@ -83,6 +83,8 @@ class Backups:
         self._copier: Copier | None = None
         self._tells, self._statistics = False, has_statistics(recovery.parts)
         self._hooks: list[RemovableHandle] = []
+        self.behind = -1
+        """The step behind whose commit this rank was at work as it was interrupted."""
         self.tally = Tally()
         """Of the present world, or of the last."""
         if self.folder is not None:
@@ -115,7 +117,8 @@ class Backups:
         new = self._link.config.joins and self._recovery.commits <= 1
         inexact = "; ".join(filter(None, (self._recovery.inexact, compiled_anew() if new else "")))
         saved_step = -1 if saved is None else saved.step
-        said = replace(self._recovery.replicas.said(), saved=saved_step, inexact=line(inexact))
+        behind = self.behind if paused else -1
+        said = replace(self._recovery.replicas.said(), saved=saved_step, inexact=line(inexact), behind=behind)
         if self.folder is None:
             return said
         copier = self._copier

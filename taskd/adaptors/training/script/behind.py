@@ -2,7 +2,8 @@
 
 Rules:
 
-1. A survivor that was in it when it was interrupted knows: the lowest of those tells its line. One that had come to its
+1. A survivor that was in it when it was interrupted knows. All go back to copies of a step before, and do it again; if
+   there are none, the lowest of those survivors tells its line. One that had come to its
    next step, or has not committed yet, was not in it: that step is done again from its beginning.
 2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
    behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
@@ -94,6 +95,11 @@ class BehindCommit:
         of_step = of_step or not between or not self._has_committed or begins_a_step(self._places, frames)
         self._line, self._step = "" if of_step else innermost(reversed(frames)), step
 
+    @property
+    def left(self) -> int:
+        """The step behind whose commit this rank was at work as it was interrupted; -1 if it was not."""
+        return self._step if self._line else -1
+
     def known(self, plan: WorldPlan) -> list[int]:
         """Whether training goes on behind that commit, without what this rank was in; whether it has committed;
         whether the plan's step is counted without what this rank had still to do of it.
@@ -142,6 +148,8 @@ class BehindCommit:
                     self._line,
                     self._step,
                 )
+        elif plan.loads:
+            return  # all have gone back, and do it again
         elif any(have_committed) and have_committed.index(True) == rank and (plan.adopt or not all(have_committed)):
             self._tell_what_may_be(plan, [job for job, has in zip(plan.ranks, have_committed, strict=True) if not has])
 
