@@ -1,7 +1,7 @@
 """One rank of a job whose state is copied, or digested to be compared: steps of a given length, mostly asleep.
 
-Arguments: the folder for what is found, steps, milliseconds a step, MiB of the state, `backup_every`, and `every` of
-the verification (0: none).
+Arguments: the folder for what is found, steps, milliseconds a step, MiB of the state, `backup_every` (-1: as it comes),
+and `every` of the verification (0: none).
 """
 
 import json
@@ -32,8 +32,9 @@ def main() -> None:
     model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(layers)))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
     verify = "replicas" if verify_every else None
+    backup_every = None if every < 0 else every
     state = taskd.TrainState(
-        model=model, optimizer=optimizer, seed=0, backup_every=every, verify=verify, every=verify_every or None
+        model=model, optimizer=optimizer, seed=0, backup_every=backup_every, verify=verify, every=verify_every or None
     )
     took: list[float] = []
     found: dict[str, object] = {}

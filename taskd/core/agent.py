@@ -164,6 +164,7 @@ class Node:
                 replicas=slot.status.replicas,
                 weights=slot.status.weights,
                 backs_up=slot.status.backs_up,
+                elsewhere=slot.status.elsewhere,
                 row=slot.status.row,
             )
         slot.status = status

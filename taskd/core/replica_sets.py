@@ -24,6 +24,8 @@ class Replica(NamedTuple):
     """Digests of its parameters: as its training began, and at its first commit."""
     backs_up: bool = False
     """Copies of its state are made."""
+    elsewhere: bool = False
+    """They lie on the next node too."""
     saved: bool = False
     """It knows of a checkpoint that the job has written."""
     row: MeshRow | None = None

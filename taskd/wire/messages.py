@@ -187,7 +187,6 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     loads: Annotated[tuple[Load, ...], Many] = ()  # these ranks go back to copies of the target step
     copied: MaybeCounter = -1  # the newest step of which a copy of every state is known; -1: none
     saved: bool = False  # all go back to the checkpoint of the target step
-    returned: bool = False  # the training function had returned everywhere with the copies that are loaded
     members: Annotated[
         tuple[OfJob, ...], Many
     ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1

@@ -12,13 +12,12 @@ from taskd.wire.kinds import NOBODY
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A copy of one rank's state of a step, which the rank that reports it can read.
 
-    With `place` it is of the rank's place alone; with `returned` of what its training function has returned with.
+    With `place` it is of the rank's place alone.
     """
 
     of: OfJob
     step: Counter
     place: bool = False
-    returned: bool = False
 
 
 StateCopies = Annotated[tuple[StateCopy, ...], msgspec.Meta(max_length=16)]
@@ -60,6 +59,7 @@ class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
     distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
     backs_up: bool = False  # copies of its state are made
+    elsewhere: bool = False  # and lie on the next node too
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
     own: Own = Own.NOTHING

@@ -21,10 +21,10 @@ def copies_of_any_set(patch: Patch) -> None:
     honest = ranks._copies
 
     def copies(held: Held, keys: Keys) -> ranks._Known:
-        everything: dict[int, list[Loading]] = {}
+        everything: dict[int, dict[JobRank, Loading]] = {}
         for steps in honest(held, keys).values():
             for step, known in steps.items():
-                everything.setdefault(step, []).extend(known)
+                everything.setdefault(step, {}).update(known)
         return dict.fromkeys(keys.values(), everything)
 
     patch.setattr(ranks, "_copies", copies)
@@ -60,12 +60,7 @@ def shrinks_on_copies(patch: Patch) -> None:
 
 def holder_mistaken(patch: Patch) -> None:
     """A copy is read by the rank whose state it is, whoever has reported it."""
-    honest = ranks._load
-
-    def load(rank: JobRank, known: list[Loading]) -> Loading:
-        return honest(rank, known)._replace(holder=rank)
-
-    patch.setattr(ranks, "_load", load)
+    patch.setattr(ranks, "Loading", lambda receiver, _holder, of: Loading(receiver, receiver, of))
 
 
 @pytest.mark.parametrize(

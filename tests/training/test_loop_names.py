@@ -217,11 +217,11 @@ def test_no_copy_of_the_variables_is_left_in_the_frame() -> None:
     assert job.ends == EPOCHS
 
 
-def test_what_has_no_bound_is_notsmall_value() -> None:
+def test_what_has_no_bound_is_not_encoded() -> None:
     large = torch.zeros(1 << 20)
     for value in ([large] * 4, {"a": [large]}, Job, "x" * 5000, [[[[[1]]]]], torch.zeros(2).to_sparse()):
-        assert loop_names.small_value(value) is None
-    assert loop_names.small_value([1, "a", {"b": (torch.zeros(3), 2.5, None)}]) is not None
+        assert loop_names._encoded(value) is None
+    assert loop_names._encoded([1, "a", {"b": (torch.zeros(3), 2.5, None)}]) is not None
 
 
 def test_the_position_matters_more_than_names() -> None:

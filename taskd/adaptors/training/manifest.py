@@ -43,7 +43,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
     `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
     loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`), `taken` is what the self-check has
-    taken in, `returned` what the training function has returned.
+    taken in.
     """
 
     step: int
@@ -58,7 +58,6 @@ class StateManifest(msgspec.Struct, frozen=True):
     finite: bool = False
     layouts: dict[int, list[list[int]]] = {}
     taken: list[Taken] = []
-    returned: bytes = b""
 
 
 class Framed(NamedTuple):

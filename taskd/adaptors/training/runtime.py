@@ -10,6 +10,7 @@ Rules:
 import atexit
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from taskd.adaptors.groups.nccl import Verified
@@ -120,6 +121,10 @@ class Runtime:
         self._tripwire.lay()
         self.world.outdate(self.link.pause_generation)  # before a look at whether one is built: it may begin just now
         (self.world.interrupt if self._building else self.world.abandon)()
+
+    def forbid_collectives(self, why: str) -> AbstractContextManager[None]:
+        """The main thread's collectives of torch's Python functions raise `RuntimeError` with this text meanwhile."""
+        return self._tripwire.forbid(why)
 
     def mend(self) -> None:
         """Collectives may work again."""

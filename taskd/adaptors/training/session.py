@@ -95,7 +95,9 @@ class Session:
         self._link = runtime.link
         self.recovery = recovery
         self._strays, self._behind = Strays(), BehindCommit()
-        self.backups = Backups(recovery, self._link, runtime.refusals, runtime.world.section)
+        self.backups = Backups(
+            recovery, self._link, runtime.refusals, runtime.world.section, runtime.forbid_collectives
+        )
         self._first_steps = first_steps_of(runtime, recovery, self.watch_commit)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
@@ -175,7 +177,7 @@ class Session:
                 self._join(plan)
                 if plan.dump:
                     return [], self._dump(plan)
-            result = [self._call_unless_returned(function, plan)]
+            result = [self._call(function, plan)]
         except SystemExit as error:
             self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
             self._link.last_words(f"sys.exit({error.code}) in the training function", "")
@@ -200,15 +202,6 @@ class Session:
         self._runtime.recorder.phase(BoxPhase.FINISHED)
         self._link.returned(recovery.step, recovery.condition())
         return result, None
-
-    def _call_unless_returned(self, function: Callable[[], R], plan: WorldPlan | None) -> R:
-        """Call the function; or return what it has returned in the processes before these, which died behind it."""
-        if plan is not None and plan.returned:
-            value: R = self.backups.value(plan.target_step)
-            return value
-        result = self._call(function, plan)
-        self.backups.returned(result)
-        return result
 
     def _call(self, function: Callable[[], R], plan: WorldPlan | None) -> R:
         self._runtime.recorder.phase(BoxPhase.TRAINING)

@@ -1,10 +1,14 @@
 """Work of another thread on tensors of an accelerator: behind what the main thread has set off, and beside the rest."""
 
+import ctypes
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
 import torch
+
+_OWN_CAPTURES_ALONE: Final = 1
+"""`cudaStreamCaptureModeThreadLocal` of CUDA's runtime."""
 
 
 def event_of(tensors: Iterable[torch.Tensor]) -> Any:
@@ -16,6 +20,18 @@ def event_of(tensors: Iterable[torch.Tensor]) -> Any:
     event = module.Event()
     event.record(module.current_stream(device))
     return device, module, event
+
+
+def let_others_capture() -> None:
+    """A CUDA graph that another thread captures is not broken by what this thread does on a device from now on.
+
+    By default CUDA fails each call that waits for the device, on whatever thread, while some thread captures a graph.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    with suppress(OSError, AttributeError):
+        mode = ctypes.c_int(_OWN_CAPTURES_ALONE)
+        ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 @contextmanager

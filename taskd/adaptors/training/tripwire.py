@@ -11,7 +11,8 @@ Rules:
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch.distributed.distributed_c10d as c10d
@@ -44,15 +45,41 @@ class Tripwire:
         self._stop = stop
         self._lock = threading.Lock()
         self._former: tuple[Any, Any] | None = None
+        self._allowed: Any = None
+        """torch's own function, while a thread's collectives are forbidden."""
         self._times = 0
 
     def lay(self) -> None:
         """From now on every collective of torch's Python functions, and every DDP forward pass, raises."""
         with self._lock:
             if self._former is None:
-                self._former = member, forward = c10d._rank_not_in_group, DistributedDataParallel._pre_forward
+                member, forward = self._allowed or c10d._rank_not_in_group, DistributedDataParallel._pre_forward
+                self._former = member, forward
                 self._times = 0
                 self._put(self._guarded(member), self._guarded(forward))
+
+    @contextmanager
+    def forbid(self, why: str) -> Iterator[None]:
+        """Collectives of the calling thread raise `RuntimeError` with this text meanwhile."""
+        thread = threading.get_ident()
+
+        def forbidding(*_: Any, **__: Any) -> Steps:
+            if threading.get_ident() == thread:
+                raise RuntimeError(why)
+            return (yield ORIGINAL)
+
+        with self._lock:
+            first = self._former is None  # else whoever enters one is stopped anyway
+            if first:
+                self._allowed = c10d._rank_not_in_group
+                self._put(around(self._allowed, forbidding), DistributedDataParallel._pre_forward)
+        try:
+            yield
+        finally:
+            with self._lock:
+                if first and self._former is None:
+                    self._put(self._allowed, DistributedDataParallel._pre_forward)
+                self._allowed = None
 
     def lift(self) -> None:
         """Things are as torch has them."""

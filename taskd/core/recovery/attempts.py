@@ -161,7 +161,6 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
     incident.failures += 1
     if at_once or incident.failures >= _most_failures(job, record):
         incident.tried[record.decision.strategy, record.decision.restart] = "it has failed for this fault"
-        incident.renewed |= record.decision.strategy is Strategy.RECOVER_IN_PLACE  # nor would it with all ranks
         incident.failures = 0
 
 
@@ -291,9 +290,11 @@ def succeed(job: Job, now_s: float) -> None:
     agree(job, now_s)
     for view in job.world.ranks.values():
         view.joins = False
-    if job.budget is not None and (record.decision.restart or not record.processes.kept):
+    if job.budget is not None and record.decision.restart:
         job.budget.restarted()
-    if job.budget is not None and not record.decision.restart:
+    elif job.budget is not None:
+        if not record.processes.kept:
+            job.budget.renewed()
         job.budget.progressed(job.world.common_step())
     send(job, now_s, Order.RUN)
     job.out.append(Recovered(record))

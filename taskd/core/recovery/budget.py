@@ -6,7 +6,8 @@ Rules:
 2. For a rank that fails at the same step with the same cause `repeats` times, with no later step committed between, all
    processes start anew. If it fails so `repeats` times more after such starts, it is a bug in the code and not a fault
    of the machine: the job ends with that said, however large the budget is. An error of the script (`raised`) ends it
-   the first time: the same exception at the same line and step, of any rank, after a start of fresh processes.
+   the first time: the same exception at the same line and step, of any rank, after a start of fresh processes. If it
+   comes again in new processes of all ranks that went on from copies, the next ones start without them.
 3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
    step was committed. Of one start they all count if they say exactly the same: a typo strikes every rank, and ends a
    job of three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it,
@@ -77,6 +78,8 @@ class Budget:
     _seen: dict[Fault, _Tally] = field(default_factory=dict)
     _met: set[Fault] = field(default_factory=set)
     """Faults that struck before all processes last started anew."""
+    _renewed: set[Fault] = field(default_factory=set)
+    """Those that struck before all ranks last got new processes with the same state."""
     _times_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -104,10 +107,15 @@ class Budget:
         """Every rank has committed `step`: faults at earlier steps no longer count as repetitions."""
         self._seen = {fault: tally for fault, tally in self._seen.items() if fault.step >= step}
         self._met &= self._seen.keys()
+        self._renewed &= self._seen.keys()
 
     def restarted(self) -> None:
         """All processes have started anew."""
         self._met = set(self._seen)
+
+    def renewed(self) -> None:
+        """All ranks have new processes, with the state of those before them."""
+        self._renewed = set(self._seen)
 
     def _repeated(self, faults: list[Fault]) -> tuple[str, str]:
         """Count the faults. Why one of them is a bug in the job, and why all processes are to start anew; or ""."""
@@ -141,7 +149,7 @@ class Budget:
                     f"rank {fault.rank} failed {times}, {tally.anew} of them after all processes had started anew; a "
                     "fault that repeats without progress is a bug in the job, not in a machine"
                 ), ""
-            if tally.anew or tally.times >= self.repeats:
+            if tally.anew or tally.times >= self.repeats or (fault.raised and key in self._renewed):
                 anew = f"rank {fault.rank} has failed {times}, without progress"
         return "", anew
 

@@ -117,7 +117,6 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         loads=tuple(Load(receiver=at[load.receiver], holder=at[load.holder], of=load.of) for load in restore.loads),
         copied=restore.copied,
         saved=restore.saved,
-        returned=restore.returned,
         timeout_s=policy.deadlines.join_s,
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,

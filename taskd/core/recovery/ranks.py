@@ -18,8 +18,9 @@ Rules:
 7. Without that there is no plan: only what the script has kept itself can bring the state back.
 """
 
+from bisect import bisect
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
@@ -50,7 +51,7 @@ class Restore:
     """The step to resume at, the ranks that count their last step as done, and who gives state to whom.
 
     `loads`: who goes back to a copy. `copied`: the newest step of which every set has a copy; -1 without one. `saved`:
-    all go back to the checkpoint of the target step. `returned`: with these copies the training function has returned.
+    all go back to the checkpoint of the target step.
     """
 
     target_step: int
@@ -59,11 +60,10 @@ class Restore:
     loads: tuple[Loading, ...] = ()
     copied: int = -1
     saved: bool = False
-    returned: bool = False
 
 
-_Known = dict[str | None, dict[int, list[Loading]]]
-"""The copies of each replica set, by their step. Who loads them is not said yet."""
+_Known = dict[str | None, dict[int, dict[JobRank, Loading]]]
+"""The copies of each replica set, by their step and by whose state it is: one that this rank can read, if there is."""
 
 
 def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
@@ -77,7 +77,7 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
     copies = _copies(held, keys)
     steps = [set(copies.get(key, ())) for key in sets]
     places = _places(held)
-    copied = _newest(set.intersection(*steps) if steps else set(), places, len(held))
+    copied = _newest(set.intersection(*steps) if steps else set(), _places(held, standing=False), len(held))
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
     stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
     known = sorted(committed.union(*steps), reverse=True)
@@ -90,10 +90,11 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
             return next(filter(None, again), restore)
         if restore is not None:
             return restore
-    for target_step in (*exact, *known):
+    shares = any(copy.place for status in held.values() for copy in status.copies)
+    for target_step in exact if shares else (*exact, *known):  # a rank that shares a copy has its place nowhere else
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
-            return replace(restore, returned=_had_returned(held, target_step))
+            return restore
     saved = max((status.saved for status in held.values()), default=-1)
     return Restore(saved, (), (), saved=True) if saved >= 0 else None
 
@@ -104,11 +105,11 @@ def _newest(steps: set[int], places: Mapping[int, set[JobRank]], count: int) -> 
     return max(exact, default=max(steps, default=-1))
 
 
-def _places(held: Mapping[JobRank, RankStatus]) -> dict[int, set[JobRank]]:
-    """By step the ranks of which it is known where they stood in their data, by themselves or by a copy."""
+def _places(held: Mapping[JobRank, RankStatus], *, standing: bool = True) -> dict[int, set[JobRank]]:
+    """By step the ranks of which it is known where they stood in their data: by a copy, or for they stand there."""
     places: dict[int, set[JobRank]] = {}
     for holder, status in held.items():
-        if status.condition is Condition.CLEAN:
+        if standing and status.condition is Condition.CLEAN:
             places.setdefault(status.step, set()).add(holder)
         for copy in status.copies:
             if copy.of in held and (not copy.place or copy.of == holder):
@@ -116,23 +117,14 @@ def _places(held: Mapping[JobRank, RankStatus]) -> dict[int, set[JobRank]]:
     return places
 
 
-def _had_returned(held: Mapping[JobRank, RankStatus], step: int) -> bool:
-    """Whether all are newcomers, and those before them had returned from the training function with this step."""
-
-    def had(rank: JobRank, status: RankStatus) -> bool:
-        own = (copy for copy in status.copies if (copy.of, copy.step) == (rank, step))
-        return status.condition is Condition.EMPTY and any(copy.returned for copy in own)
-
-    return all(had(rank, status) for rank, status in held.items())
-
-
 def _copies(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> _Known:
     known: _Known = {}
     for holder, status in sorted(held.items()):
         for copy in status.copies:
             if copy.of in keys and not copy.place:
-                steps = known.setdefault(keys[copy.of], {})
-                steps.setdefault(copy.step, []).append(Loading(copy.of, holder, copy.of))
+                of = known.setdefault(keys[copy.of], {}).setdefault(copy.step, {})
+                if copy.of == holder or copy.of not in of:
+                    of[copy.of] = Loading(copy.of, holder, copy.of)
     return known
 
 
@@ -147,27 +139,28 @@ def _towards(
         if not holders and not copies:
             holders = _at(ranks, held, target_step - 1, Condition.STEPPED)
             adopt += holders
-        known = copies.get(key, {}).get(target_step, [])
-        lost = [rank for rank in ranks if rank not in holders]
-        loaders = [rank for rank in lost if _loads(rank, held, known, alone=not holders)]
-        receivers = tuple(rank for rank in lost if rank not in loaders)
-        donor = next((rank for rank in (*holders, *loaders) if held[rank].own is not Own.ALONE), None)
-        if receivers and (donor is None or any(held[rank].own is not Own.NOTHING for rank in receivers)):
+        known, has = copies.get(key, {}).get(target_step, {}), set(holders)
+        loaders = [
+            rank
+            for rank in ranks
+            if rank not in has and rank in known and (not holders or held[rank].own is not Own.NOTHING)
+        ]
+        has.update(loaders)
+        receivers = [rank for rank in ranks if rank not in has]
+        donors = [rank for rank in holders or loaders if held[rank].own is not Own.ALONE]
+        if receivers and (not donors or any(held[rank].own is not Own.NOTHING for rank in receivers)):
             return None
-        loads += (_load(rank, known) for rank in loaders)
-        if donor is not None and receivers:
-            transfers.append(Giving(donor, receivers))
+        loads += (known[rank] for rank in loaders)
+        transfers += _givings(donors[:1] if holders else donors, receivers)
     return Restore(target_step, tuple(sorted(adopt)), tuple(transfers), tuple(loads), copied)
 
 
-def _loads(rank: JobRank, held: Mapping[JobRank, RankStatus], known: list[Loading], *, alone: bool) -> bool:
-    """Whether a rank without a state loads a copy of its own: one for itself alone, or one for its set."""
-    return (alone or held[rank].own is not Own.NOTHING) and any(copy.of == rank for copy in known)
-
-
-def _load(rank: JobRank, known: list[Loading]) -> Loading:
-    """Load the copy of a rank's state: one that it can read itself, if it can."""
-    return min((copy for copy in known if copy.of == rank), key=lambda copy: copy.holder != rank)
+def _givings(donors: list[JobRank], receivers: list[JobRank]) -> list[Giving]:
+    """To each receiver from the donor that comes last before it: mostly one of its own node."""
+    by_donor: dict[JobRank, list[JobRank]] = {}
+    for rank in receivers:
+        by_donor.setdefault(donors[max(0, bisect(donors, rank) - 1)], []).append(rank)
+    return [Giving(donor, tuple(ranks)) for donor, ranks in by_donor.items()]
 
 
 def _at(ranks: list[JobRank], held: Mapping[JobRank, RankStatus], step: int, condition: Condition) -> list[JobRank]:

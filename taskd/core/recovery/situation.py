@@ -50,7 +50,9 @@ def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left",
     for rank, view in world.ranks.items():
         if not survives.get(sets[rank]):  # of most sets the first rank survives
             copied = from_copies and view.replicas is not None and view.replicas.backs_up
-            left_on = {view.node_rank, after[view.node_rank]} if copied else {view.node_rank}
+            left_on = {view.node_rank}
+            if copied and view.replicas is not None and view.replicas.elsewhere:
+                left_on.add(after[view.node_rank])
             survives[sets[rank]] = not left_on <= gone and (copied or not view.empty)
     if not any(survives.values()):
         return f"no rank is {left} to give its state"

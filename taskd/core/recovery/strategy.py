@@ -88,7 +88,7 @@ def choose(situation: Situation, policy: StrategyPolicy, failed: Tried) -> Decis
     renewal_refused = ""
     for strategy, restart in _LADDER:
         if restart and not renewal_refused:
-            renewal_refused = _renewal_refusal(situation, policy)
+            renewal_refused = _renewal_refusal(situation, policy, failed)
             if not renewal_refused:
                 reason = "all ranks get new processes, which go on from copies of the state"
                 return Decision(Strategy.RECOVER_IN_PLACE, False, "; ".join([reason, *passed]), renews=True)
@@ -144,11 +144,13 @@ def _refusal(
     return own if restart else own or _keeping_refusal(strategy, situation, policy, failed)
 
 
-def _renewal_refusal(situation: Situation, policy: StrategyPolicy) -> str:
+def _renewal_refusal(situation: Situation, policy: StrategyPolicy, failed: Tried) -> str:
     """Why not all ranks get new processes that go on from copies; "" if they can."""
     refusals = situation.refusals
-    if Strategy.RECOVER_IN_PLACE not in policy.allowed:
+    if Strategy.RECOVER_IN_PLACE not in policy.allowed or not policy.restart_all:
         return "the job does not allow it"
+    if (Strategy.RECOVER_IN_PLACE, False) in failed:
+        return "what keeps the state has failed"
     known = refusals.no_rebuild or refusals.no_newcomer or refusals.no_donor or refusals.no_renewal
     return known or _unreachable(situation) or ""
 

@@ -114,7 +114,7 @@ class RankView:
             return  # that it has copies it may have said right before its end: both are heard of at once
         known = self.replicas or Replica()  # a new process has no digests yet
         weights, row = status.weights or known.weights, status.row or known.row
-        self.replicas = Replica(status.replicas, weights, status.backs_up, status.saved >= 0, row)
+        self.replicas = Replica(status.replicas, weights, status.backs_up, status.elsewhere, status.saved >= 0, row)
         if status.stage in COOPERATIVE and (status.stage is not Stage.FINISHED or status.at_s != self.released_at_s):
             self.released_at_s = None  # it is inside another resilient function
 

@@ -13,32 +13,27 @@ Rules:
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
-import msgspec
 from msgspec.structs import replace
 from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.store import prefix
 from taskd.adaptors.groups.world import GroupWorld
-from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copier import Copier
-from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.ring import Member, Neighbours, before, neighbours
 from taskd.adaptors.training.copies.sharing import held_by
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.copies.tally import Tally
 from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
-from taskd.adaptors.training.data.loop_names import small_value
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, alone, has_statistics, tell_inexact
-from taskd.adaptors.training.packing import manifest_of
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.layout import settled_layouts
-from taskd.errors import DistrustError, RestoreError
+from taskd.adaptors.training.sharding.shards import name_of
 from taskd.runtime.system.hidden import forget
 from taskd.runtime.worker.worker import WorkerLink
 from taskd.wire.state import Own, StateHeld
@@ -48,6 +43,8 @@ _log = logging.getLogger(__name__)
 _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
 
+_WITH_OPTIMIZER = 3
+"""So many times as large a state may become with the first step of its optimizer."""
 _LEFT = "Its device does not answer; where there is none, please report this as a bug in taskd."
 
 
@@ -60,18 +57,30 @@ class Backups:
             are none.
         refusals: told why there can be none.
         section: the resilient function of the script that is entered.
+        forbid: makes collectives of this thread errors with that text, for a while: not all ranks copy the state.
     """
 
-    def __init__(self, recovery: StateRecovery, link: WorkerLink, refusals: Refusals, section: int = 0) -> None:
+    def __init__(
+        self,
+        recovery: StateRecovery,
+        link: WorkerLink,
+        refusals: Refusals,
+        section: int = 0,
+        forbid: Callable[[str], AbstractContextManager[None]] = lambda _why: nullcontext(),
+    ) -> None:
         rank, copies = link.config.rank, link.config.copies
         asked = recovery.backup_every
-        self._whole, self._kept = True, -1
-        """As its last copier had found: it copies the state, and the newest step of which all ranks have copies."""
+        self._whole = True
+        """It copies the state, and not its place alone, as its last copier has found."""
         self._shared = asked is None and not any(alone(recovery.parts))
+        if self._shared and name_of(recovery.parts):
+            asked = 0  # each rank of a node may hold another part
         self._recovery, self._rank = recovery, rank
         self._every = asked or 0
-        self._refusals = refusals
+        self._refusals, self._forbid = refusals, forbid
         self._link = link
+        self._elsewhere = link.joins and not self._shared
+        """The copies lie on the next node too."""
         self._begun = link.joins
         """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
         ranks = 1 if self._shared else link.config.per_node
@@ -125,7 +134,9 @@ class Backups:
         whole = self._whole if copier is None else copier.whole
         if said.own is Own.NOTHING and self._begun and self._statistics:
             said = replace(said, own=Own.SERVES)
-        return replace(said, backs_up=self._begun and whole, copies=self.folder.whole() if paused else ())
+        backs_up = self._begun and whole
+        copies = self.folder.whole() if paused else ()
+        return replace(said, backs_up=backs_up, elsewhere=backs_up and self._elsewhere, copies=copies)
 
     def start(self, world: GroupWorld, kept: int, *, first: bool) -> None:
         """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one.
@@ -145,7 +156,7 @@ class Backups:
         near = Neighbours(None, None) if self._shared else neighbours(self._rank, members, per_node)
         member = Member(self._rank, members[0] == self._rank, len(members), near, before(self._rank, members, per_node))
         self.folder.forget_after(self._recovery.step)
-        self._begun, self._tells = kept >= 0, member.first
+        self._begun, self._tells, self._elsewhere = kept >= 0, member.first, near.buddy is not None
         hooks = CopyHooks(lambda: self._recovery.step, self._give_up, self._begin, self._recovery.demand_copies)
         self._copier = Copier(member, self.folder, self._every, kept, copies, hooks)
         self.tally = self._copier.tally
@@ -168,56 +179,11 @@ class Backups:
         copier, self._copier, self._recovery.backups = self._copier, None, None
         if copier is None:
             return
-        self._whole, self._kept = copier.whole, copier.kept
+        self._whole, self._elsewhere = copier.whole, copier.near.buddy is not None
         if not copier.stop():
             self._give_up("the thread that copies does not end", _LEFT)
         elif self.folder is None:
             copier.remove()
-
-    def returned(self, value: object) -> None:
-        """The training function has returned: keep the state and what it has returned until the ranks have ended.
-
-        Where there is no room, or `value` is not of plain types or too large, a fault behind it has all call it again,
-        or start anew.
-        """
-        folder = self.folder
-        encoded = small_value(value)
-        if folder is None or self._refusals.of_newcomers or encoded is None:
-            return
-        settled_layouts(self._recovery)
-        snapshot, head = Snapshot(), None
-        try:
-            snapshot.take(
-                self._recovery, folder, self._rank, self._kept, self._fits, place=not self._whole, returned=encoded
-            )
-            file = snapshot.complete()
-            assert file is not None
-            head = CopyHead(
-                self._rank, self._recovery.step, snapshot.size_bytes, snapshot.digest(), not self._whole,
-                folder.section, True, self._recovery.replicas.own is Own.ALONE,
-            )  # fmt: skip
-            file.seal(head)
-            self._begun = True
-        except (OSError, TypeError, RuntimeError) as error:
-            _log.debug("what the training function has returned with is not kept: %s", error)
-        finally:
-            snapshot.drop()
-
-    def value(self, step: int) -> Any:
-        """What the training function had returned with this step in a process before this one.
-
-        Raises:
-            RestoreError: that is not known here.
-        """
-        folder = self.folder
-        found = None if folder is None else folder.find(self._rank, step) or folder.find(self._rank, step, place=True)
-        try:
-            encoded = b"" if found is None else manifest_of(found).returned
-            return tree.unpack(encoded)
-        except (DistrustError, msgspec.DecodeError) as error:
-            raise RestoreError(
-                f"what the training function had returned at step {step} is not known: {error}"
-            ) from error
 
     def close(self) -> None:
         """The training function was left for good. The copies are the agent's to remove."""
@@ -239,7 +205,8 @@ class Backups:
         ready = copier is not None and folder is not None and settled_layouts(self._recovery) is not None
         if copier is not None and folder is not None and ready:
             self._copy_own(copier, folder)
-            snapshot.take(self._recovery, folder, self._rank, copier.kept, self._fits, place=not copier.whole)
+            with self._forbid("a state_dict() of the TrainState's parts has called a collective"):
+                snapshot.take(self._recovery, folder, self._rank, copier.kept, self._fits, place=not copier.whole)
         return ready
 
     def _copy_own(self, copier: Copier, folder: CopyFolder) -> None:
@@ -252,7 +219,8 @@ class Backups:
         assert self.folder is not None
         copier = self._copier
         each = _ALONE if copier is None or copier.near.buddy is None else _IN_PAIRS
-        return self.folder.shortage(size_bytes, each)
+        stepped = any(optimizer.state for optimizer in self._recovery.parts.optimizers)
+        return self.folder.shortage(size_bytes * (1 if stepped else _WITH_OPTIMIZER), each)
 
     def _begin(self) -> None:
         self._begun = True

@@ -33,6 +33,7 @@ from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.copies.tally import Tally
 from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
 from taskd.adaptors.training.keeping import NEVER
+from taskd.adaptors.training.streams import let_others_capture
 from taskd.errors import CopyError, LinkError
 from taskd.runtime.system.hidden import HiddenThread, forget
 
@@ -92,7 +93,7 @@ class Copier:
         self._stale: tuple[str, ...] = ()
         """Keys of the round before the last: all have read them by now."""
         self._changed = threading.Condition()
-        self._stopping = self._asking = self._left = False
+        self._stopping = self._asking = self._left = self._taking = False
         self._world = world
         self._host, self._port, self._store = _endpoint()
         self._thread: HiddenThread | None = None
@@ -122,15 +123,17 @@ class Copier:
         begun_s = time.monotonic()
         on_time = step == self.next and not self._over
         if on_time:
+            with self._changed:
+                self._taking = True  # its memory is not given back meanwhile
             try:
                 on_time = take(self.snapshot)
             except OSError as error:
                 self._over, on_time = error.strerror or str(error), False
-            except (TypeError, RuntimeError) as error:
-                self._over, on_time = f"the state cannot be put down: {error}", False
+            except Exception as error:  # noqa: BLE001 - of the script's state_dict(): no healthy step fails by a copy
+                self._over, on_time = f"the state cannot be put down: {type(error).__name__}: {error}", False
         self.tally.by_step = [*self.tally.by_step[-1:], (step, begun_s)]
         with self._changed:
-            self._told, self.next = (self.next, on_time), NEVER
+            self._told, self.next, self._taking = (self.next, on_time), NEVER, False
             self._demand(False)
             self._changed.notify_all()
         self.tally.stall_s += time.monotonic() - begun_s
@@ -194,6 +197,7 @@ class Copier:
 
     def _run(self) -> None:
         exchange = None
+        let_others_capture()
         try:
             key = self._await_key() if self._member.near.buddy is not None else ""
             store = self._asked(lambda: self._connect(key))
@@ -201,8 +205,10 @@ class Copier:
                 exchange = self._between_nodes(store, key)
             if held := self._world.held():
                 self.whole = copies_it(
-                    store, self._member.rank, self._member.before, held, self._asked, lambda: self._pause(_POLL_S)
+                    store, self._member.rank, self._member.before, held, self._asked, map(self._pause, self._pauses())
                 )
+                if self.whole and self.snapshot.place:
+                    self._told = self._first, False  # what was put down before that was known
             self._rounds(store, exchange)
         except (OSError, CopyError, LinkError, RuntimeError) as error:
             self._let_go(exchange)
@@ -295,7 +301,7 @@ class Copier:
 
     def _look_at_memory(self) -> None:
         """Give the copies' memory back where the job needs it: there are none any more then."""
-        if self._folder.asked or self._over or not is_pressed(self._folder.size_bytes):
+        if self._taking or self._folder.asked or self._over or not is_pressed(self._folder.size_bytes):
             return
         self._folder.remove()
         self._over = "their memory was needed for something else"
@@ -305,7 +311,7 @@ class Copier:
         begun_s = _busy_s(exchange)
         file = self.snapshot.complete() if taken else None
         head = None if file is None else CopyHead(
-            self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest(), not self.whole,
+            self._member.rank, step, self.snapshot.size_bytes, self.snapshot.digest(), self.snapshot.place,
             self._world.section, own=self.own,
         )  # fmt: skip
         self.tally.size_bytes = self.snapshot.size_bytes

@@ -33,8 +33,8 @@ class CopyHead(msgspec.Struct, frozen=True):
     """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of all of them.
 
     With `place` it has that rank's place in data and random numbers alone: another rank of its node copies the state.
-    `section` is the resilient function of the script that it is of. With `returned` that had returned.
-    With `own` there is something in the state that no other rank has, though they are replicas.
+    `section` is the resilient function of the script that it is of. With `own` there is something in the state that no
+    other rank has, though they are replicas.
     """
 
     of: OfJob
@@ -43,7 +43,6 @@ class CopyHead(msgspec.Struct, frozen=True):
     digest: Annotated[str, msgspec.Meta(max_length=64, pattern="^[0-9a-f]*$")] = ""
     place: bool = False
     section: Counter = 0
-    returned: bool = False
     own: bool = False
 
 

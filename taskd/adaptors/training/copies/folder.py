@@ -58,10 +58,8 @@ class CopyFolder:
     def whole(self) -> tuple[StateCopy, ...]:
         """Those that can be read."""
         heads = (self._head(file) for file in self._files())
-        found = {(head.of, head.step, head.place, head.returned) for head in heads if head is not None}
-        return tuple(
-            StateCopy(of=of, step=step, place=place, returned=returned) for of, step, place, returned in sorted(found)
-        )
+        found = {(head.of, head.step, head.place) for head in heads if head is not None}
+        return tuple(StateCopy(of=of, step=step, place=place) for of, step, place in sorted(found))
 
     def _head(self, file: CopyFile) -> CopyHead | None:
         head = file.head()

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
-from msgspec.structs import replace
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.copies.copy_file import CopyFile
@@ -41,6 +40,8 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.size_bytes = 0
+        self.place = False
+        """It is of the rank's place alone."""
         self._file: CopyFile | None = None
         self._seal = b""
         self._places: list[tuple[int, int]] = []
@@ -54,11 +55,9 @@ class Snapshot:
 
     def take(
         self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int, fits: Callable[[int], str],
-        *, place: bool = False, returned: bytes = b"",
+        *, place: bool = False,
     ) -> None:  # fmt: skip
         """Put down what may change before the optimizers step; with `place`, where the rank stands and nothing else.
-
-        `returned` is what the training function has returned, encoded.
 
         `fits` says why there is no room for copies of so many bytes, or "".
 
@@ -67,7 +66,7 @@ class Snapshot:
             TypeError, RuntimeError: the state has something that cannot be put down.
         """
         manifest, tensors = (pack_place(recovery), []) if place else pack(recovery, everything=True)
-        frame = Framed.of(replace(manifest, returned=returned))
+        self.place, frame = place, Framed.of(manifest)
         self._seal, start = frame.seal, len(frame.data)
         self._places = []
         for tensor in tensors:

@@ -120,7 +120,7 @@ class LoopNames:
         found: dict[str, bytes] = {}
         room = _MOST_IN_ALL
         for name, value in _locals_of(frame, (*loop.names, *loop.others)).items():
-            data = small_value(value)
+            data = _encoded(value)
             if data is not None and len(data) <= room:
                 found[name] = data
                 room -= len(data)
@@ -134,7 +134,7 @@ class LoopNames:
         return found
 
 
-def small_value(value: Any) -> bytes | None:
+def _encoded(value: Any) -> bytes | None:
     """Encode a small value; None for any other. Nothing is encoded whose size is not known before."""
     if _size_of(value) > _MOST_BYTES:
         return None
