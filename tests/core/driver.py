@@ -213,6 +213,7 @@ class Job:
             row=None if stage is Stage.STARTING else self.rows.get(rank),
             distrusts=distrusts,
             backs_up=self.copies is not None and stage is not Stage.STARTING,
+            elsewhere=self.copies is not None and stage is not Stage.STARTING and self.nodes > 1,
             copies=(self.copies or {}).get(rank, ()) if stage is Stage.PAUSED else (),
             saved=self.saved.get(rank, -1),
         )

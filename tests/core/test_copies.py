@@ -1,12 +1,17 @@
 """Jobs whose ranks copy a state that no other rank has: all go back to the newest copies, and never to a mixture."""
 
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
 
 from taskd.core.policy import Strategy
 from taskd.core.recovery import Phase
+from taskd.core.recovery.ranks import plan_restore
 from taskd.wire.kinds import JobRank
-from taskd.wire.messages import Condition, Order, Stage, WorldPlan
-from taskd.wire.state import StateCopy
+from taskd.wire.messages import Condition, Order, RankStatus, Stage, WorldPlan
+from taskd.wire.state import Own, StateCopy
 from tests.core.driver import Job
 
 ALL = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)
@@ -212,3 +217,124 @@ def test_no_smaller_world_goes_back_to_a_checkpoint() -> None:
     job.kill(3)
     assert job.core.record is not None
     assert job.core.record.decision.restart
+
+
+# ---- one rank of a node copies the state, the others their places
+
+
+def shared(nodes: int, per_node: int, *steps: int) -> Job:
+    """All ranks hold the same; the first of each node has copies of it, the others of their places."""
+    job = Job(nodes, per_node, ALL)
+    job.copies = {
+        rank: tuple(StateCopy(of=JobRank(rank), step=step, place=rank % per_node != 0) for step in steps)
+        for rank in range(nodes * per_node)
+    }
+    return job.up()
+
+
+def test_who_has_loaded_a_copy_gives_it_to_the_ranks_of_its_node() -> None:
+    job = shared(2, 3, 2, 4)
+    for rank in range(6):
+        job.kill(rank)
+    plan = pause(job, range(6))
+    assert plan is not None
+    assert (plan.target_step, plan.copied) == (4, 4)
+    assert loads(plan) == [(0, 0, 0), (3, 3, 3)]
+    assert [(one.donor, one.receivers) for one in plan.transfers] == [(0, (1, 2)), (3, (4, 5))]
+
+
+def test_a_step_at_which_a_rank_does_not_know_its_place_is_not_taken() -> None:
+    job = shared(1, 3, 2, 4)
+    assert job.copies is not None
+    job.copies[2] = job.copies[2][:1]
+    for rank in range(3):
+        job.kill(rank)
+    plan = pause(job, range(3))
+    assert plan is not None
+    assert (plan.target_step, plan.copied) == (2, 2)
+
+
+def test_without_all_places_of_one_step_all_start_anew() -> None:
+    job = shared(1, 2, 2, 4)
+    assert job.copies is not None
+    job.copies[0], job.copies[1] = job.copies[0][1:], job.copies[1][:1]
+    for rank in range(2):
+        job.kill(rank)
+    assert pause(job, range(2)) is None
+    assert job.at(Phase.RESTARTING)
+
+
+def test_a_living_holder_comes_before_copies() -> None:
+    job = shared(1, 3, 2, 4)
+    job.kill(0)
+    plan = pause(job, [0])
+    assert plan is not None
+    assert (plan.target_step, plan.loads) == (5, ())
+
+
+@pytest.mark.parametrize(("own", "step"), [(Own.NOTHING, 5), (Own.SERVES, 4), (Own.ALONE, 4)])
+def test_a_rank_that_has_lost_something_of_its_own_has_all_go_back(own: Own, step: int) -> None:
+    held = {
+        JobRank(rank): status(rank, condition=Condition.EMPTY if rank == 0 else Condition.CLEAN, own=own)
+        for rank in range(2)
+    }
+    restore = plan_restore(held, dict.fromkeys(held, ""))
+    assert restore is not None
+    assert restore.target_step == step
+    if own is not Own.NOTHING:
+        assert sorted(restore.loads) == [(0, 0, 0), (1, 1, 1)]
+
+
+def test_what_is_a_ranks_own_serves_no_other() -> None:
+    """Rank 1 has nothing of its own, and rank 0 alone is left."""
+    held = {
+        JobRank(0): status(0, condition=Condition.CLEAN, own=Own.ALONE, copies=()),
+        JobRank(1): status(1, condition=Condition.EMPTY, copies=()),
+    }
+    assert plan_restore(held, dict.fromkeys(held, "")) is None
+    held[JobRank(0)] = replace(held[JobRank(0)], own=Own.SERVES)
+    assert plan_restore(held, dict.fromkeys(held, "")) is not None
+
+
+@pytest.mark.parametrize(("behind", "step"), [(-1, 5), (4, 5), (5, 4)])
+def test_what_was_interrupted_behind_a_commit_is_done_again(behind: int, step: int) -> None:
+    held = {
+        JobRank(0): status(0, condition=Condition.CLEAN, behind=behind),
+        JobRank(1): status(1, condition=Condition.EMPTY),
+    }
+    restore = plan_restore(held, dict.fromkeys(held, ""))
+    assert restore is not None
+    assert restore.target_step == step
+
+
+def test_without_copies_it_is_left_out() -> None:
+    held = {
+        JobRank(0): status(0, condition=Condition.CLEAN, behind=5, copies=()),
+        JobRank(1): status(1, condition=Condition.EMPTY, copies=()),
+    }
+    restore = plan_restore(held, dict.fromkeys(held, ""))
+    assert restore is not None
+    assert restore.target_step == 5
+
+
+def status(rank: int, **said: Any) -> RankStatus:
+    """A paused rank at step 5 with copies of steps 2 and 4."""
+    step = -1 if said["condition"] is Condition.EMPTY else 5
+    known = {"copies": copies(2, 4, of=[rank]), **said}
+    return RankStatus(
+        rank=JobRank(rank), incarnation=1, generation=1, stage=Stage.PAUSED, step=step, pid=1, at_s=0.0, **known
+    )
+
+
+def test_ranks_outside_get_new_processes_that_go_on_from_copies() -> None:
+    """A rank dies behind the training function, where nobody can be kept."""
+    job = shared(1, 2, 2, 4)
+    job.all(Stage.FINISHED, step=5)
+    job.all(Stage.RELEASED, step=5)
+    job.kill(1)
+    job.wait(3.0)
+    assert job.core.record is not None
+    assert job.core.record.decision.renews
+    plan = pause(job, [0, 1])
+    assert plan is not None
+    assert plan.target_step == 4

@@ -30,11 +30,16 @@ class Mutation(NamedTuple):
     environment: Mapping[str, str]
     grade: Grade
     least: int
+    scripts: frozenset[str] = frozenset()
+    """Those that it is about, if not those that need the self-check."""
 
 
+_FROM_COPIES = frozenset(("all_at_once_nodes", "batchnorm", "ema_batchnorm", "split_momentum"))
+"""Exact since copies have more than the state, or are of each rank's own."""
 MUTATIONS = {
     "unchecked": Mutation({"TASKD_SELF_CHECK": "off"}, SILENT, 12),
     "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, REFUSED, 6),
+    "copies-alone": Mutation({"SCRIPT_COPIES_ALONE": "1"}, SILENT, len(_FROM_COPIES), _FROM_COPIES),
 }
 
 
@@ -46,7 +51,7 @@ def main() -> int:
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--unseen", action="store_true", help="those written without a look at what taskd checks")
     group.add_argument(
-        "--mutation", choices=MUTATIONS, help="scripts that need the self-check: without it, or with less"
+        "--mutation", choices=MUTATIONS, help="scripts without what makes them exact: the self-check, or a part of it"
     )
     parser.add_argument("--list", action="store_true", help="say which scripts there are and what may become of each")
     parser.add_argument(
@@ -59,7 +64,7 @@ def main() -> int:
     args = parser.parse_args()
     known = UNSEEN if args.unseen else SCRIPTS
     mutation = MUTATIONS.get(args.mutation)
-    scripts = chosen(args.only, [script for script in known if script.needs_check or mutation is None])
+    scripts = chosen(args.only, [script for script in known if mutation is None or _shows(mutation, script)])
     if not scripts:
         parser.error(f"no script has {args.only!r} in its name; there are: {', '.join(s.name for s in known)}")
     if args.list:
@@ -80,6 +85,10 @@ def main() -> int:
         shutil.rmtree(root)
     print(json.dumps(last), flush=True)
     return status
+
+
+def _shows(mutation: Mutation, script: Script) -> bool:
+    return script.name in mutation.scripts if mutation.scripts else script.needs_check
 
 
 def _described(script: Script) -> str:

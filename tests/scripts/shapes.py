@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from tests.scripts.grades import Grade
 from tests.scripts.kills import Place
 
+_EXACT = (Grade.IDENTICAL,)
 _NAMED = Grade.IDENTICAL, Grade.REFUSED
 """Today all start anew, after attempts in vain and without a word beforehand."""
 
@@ -37,6 +38,7 @@ SHAPES = (
         "each rank has another part of the optimizer's state",
         (Place("step", 12, rank=0), Place("step", 26, rank=1)),
         needs_check=True,
+        allowed=_EXACT,
     ),
     Shape(
         2,
@@ -78,12 +80,14 @@ SHAPES = (
         "an average of buffers that differ from rank to rank",
         (Place("backward", 17, rank=1),),
         needs_check=True,
+        allowed=_EXACT,
     ),
     Shape(
         9,
         "counted_schedule",
         "a scheduler without tensors lags behind an adopted step",
         (Place("reduced", 12),),
+        allowed=_EXACT,
     ),
     Shape(10, "numpy_numbers", "parts that cannot be loaded", (Place("backward", 12),), allowed=_NAMED),
     Shape(
@@ -98,7 +102,7 @@ SHAPES = (
         "ensemble",
         "weights differ from rank to rank",
         (Place("backward", 12),),
-        allowed=(Grade.IDENTICAL, Grade.RESTARTED),
+        allowed=_EXACT,
     ),
     Shape(
         13,
@@ -106,8 +110,16 @@ SHAPES = (
         "other weights stand in for the trained ones in an evaluation",
         (Place("evaluation", 2),),
         needs_check=True,
+        allowed=_EXACT,
     ),
-    Shape(13, "ema_swapped_in_epochs", "the same behind an epoch", (Place("evaluation", 2),), needs_check=True),
+    Shape(
+        13,
+        "ema_swapped_in_epochs",
+        "the same behind an epoch",
+        (Place("evaluation", 2),),
+        needs_check=True,
+        allowed=_EXACT,
+    ),
     Shape(
         14,
         "prefetcher",

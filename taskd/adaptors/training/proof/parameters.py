@@ -142,10 +142,12 @@ class ParameterWatch:
         if self._moves:
             return
         self._moves = True
+        lost = "all processes start anew" if self._recovery.backups is None else "all ranks go back to the newest copies"
         logger.warning(
-            "%s: an evaluation with other parameters than the trained ones: at a fault in it all processes start anew, "
-            "if all ranks evaluate so. At other moments the training is recovered in place",
+            "%s: an evaluation with other parameters than the trained ones: at a fault in it %s, if all ranks evaluate "
+            "so. At other moments the interrupted step alone is done again",
             script_line(),
+            lost,
         )
 
     def _apart(self) -> AbstractContextManager[Any]:
