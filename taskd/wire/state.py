@@ -44,7 +44,7 @@ class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
     refusal: Line = ""  # why the job has no rows
 
 
-class Own(Enum):
+class Unshared(Enum):
     """Whether a rank has something in its state that no replica of it has."""
 
     NOTHING = ""
@@ -62,7 +62,7 @@ class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     elsewhere: bool = False  # and lie on the next node too
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
-    own: Own = Own.NOTHING
+    own: Unshared = Unshared.NOTHING
     behind: MaybeCounter = -1  # the step behind whose commit the rank was at work as it was interrupted; -1: none
     inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
     digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`

@@ -11,7 +11,7 @@ from taskd.core.recovery import Phase
 from taskd.core.recovery.ranks import plan_restore
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, Order, RankStatus, Stage, WorldPlan
-from taskd.wire.state import Own, StateCopy
+from taskd.wire.state import StateCopy, Unshared
 from tests.core.driver import Job
 
 ALL = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)
@@ -272,8 +272,8 @@ def test_a_living_holder_comes_before_copies() -> None:
     assert (plan.target_step, plan.loads) == (5, ())
 
 
-@pytest.mark.parametrize(("own", "step"), [(Own.NOTHING, 5), (Own.SERVES, 4), (Own.ALONE, 4)])
-def test_a_rank_that_has_lost_something_of_its_own_has_all_go_back(own: Own, step: int) -> None:
+@pytest.mark.parametrize(("own", "step"), [(Unshared.NOTHING, 5), (Unshared.SERVES, 4), (Unshared.ALONE, 4)])
+def test_a_rank_that_has_lost_something_of_its_own_has_all_go_back(own: Unshared, step: int) -> None:
     held = {
         JobRank(rank): status(rank, condition=Condition.EMPTY if rank == 0 else Condition.CLEAN, own=own)
         for rank in range(2)
@@ -281,18 +281,18 @@ def test_a_rank_that_has_lost_something_of_its_own_has_all_go_back(own: Own, ste
     restore = plan_restore(held, dict.fromkeys(held, ""))
     assert restore is not None
     assert restore.target_step == step
-    if own is not Own.NOTHING:
+    if own is not Unshared.NOTHING:
         assert sorted(restore.loads) == [(0, 0, 0), (1, 1, 1)]
 
 
 def test_what_is_a_ranks_own_serves_no_other() -> None:
     """Rank 1 has nothing of its own, and rank 0 alone is left."""
     held = {
-        JobRank(0): status(0, condition=Condition.CLEAN, own=Own.ALONE, copies=()),
+        JobRank(0): status(0, condition=Condition.CLEAN, own=Unshared.ALONE, copies=()),
         JobRank(1): status(1, condition=Condition.EMPTY, copies=()),
     }
     assert plan_restore(held, dict.fromkeys(held, "")) is None
-    held[JobRank(0)] = replace(held[JobRank(0)], own=Own.SERVES)
+    held[JobRank(0)] = replace(held[JobRank(0)], own=Unshared.SERVES)
     assert plan_restore(held, dict.fromkeys(held, "")) is not None
 
 

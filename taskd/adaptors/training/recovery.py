@@ -43,7 +43,6 @@ from taskd.adaptors.training.undo import Undo
 from taskd.runtime.worker.pulse import Extra, pulse_of
 from taskd.wire.kinds import JobRank, WorldRank
 from taskd.wire.messages import Condition
-from taskd.wire.state import Own
 
 
 class StateRecovery(CommittedSteps):
@@ -165,13 +164,6 @@ class StateRecovery(CommittedSteps):
             or self.undo.busy
             or self.late.owes
         )
-
-    def keep_own(self) -> bool:
-        """The ranks have different states though they are replicas: whether copies are made of each from now on."""
-        kept = self._backups is not None and self._backups.keeps_own
-        if kept:
-            self.replicas.own = Own.ALONE
-        return kept
 
     def after_commit(self, work: Callable[[int], object], every: int) -> None:
         """As `TrainState.after_commit`."""

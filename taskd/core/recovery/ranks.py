@@ -11,7 +11,7 @@ Rules:
 4. If there is no such step, all go back to the newest at which every set has a holder or a copy; first of those at
    which every rank knows its place in the data, since not all ranks of a set copy the state itself. A rank of a set
    without a holder loads the copy of its own state, and gives it on to those of its set that have none. So does a
-   rank that has something of its own (`Own`) and has lost it.
+   rank that has something of its own (`Unshared`) and has lost it.
 5. Where a rank was interrupted in what stands behind the commit of the target, all go back to copies of a step before
    it, if there are such: that is done again then.
 6. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, RankStatus
-from taskd.wire.state import Own
+from taskd.wire.state import Unshared
 
 Sets = dict[str | None, list[JobRank]]
 """The ranks of each replica set, by its key."""
@@ -143,12 +143,12 @@ def _towards(
         loaders = [
             rank
             for rank in ranks
-            if rank not in has and rank in known and (not holders or held[rank].own is not Own.NOTHING)
+            if rank not in has and rank in known and (not holders or held[rank].own is not Unshared.NOTHING)
         ]
         has.update(loaders)
         receivers = [rank for rank in ranks if rank not in has]
-        donors = [rank for rank in holders or loaders if held[rank].own is not Own.ALONE]
-        if receivers and (not donors or any(held[rank].own is not Own.NOTHING for rank in receivers)):
+        donors = [rank for rank in holders or loaders if held[rank].own is not Unshared.ALONE]
+        if receivers and (not donors or any(held[rank].own is not Unshared.NOTHING for rank in receivers)):
             return None
         loads += (known[rank] for rank in loaders)
         transfers += _givings(donors[:1] if holders else donors, receivers)

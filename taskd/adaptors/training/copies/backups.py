@@ -36,7 +36,7 @@ from taskd.adaptors.training.sharding.layout import settled_layouts
 from taskd.adaptors.training.sharding.shards import name_of
 from taskd.runtime.system.hidden import forget
 from taskd.runtime.worker.worker import WorkerLink
-from taskd.wire.state import Own, StateHeld
+from taskd.wire.state import StateHeld, Unshared
 from taskd.wire.text import line
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Backups:
         if asked != 0 and copies:
             self.folder = CopyFolder(copies, rank, ranks, asked=bool(asked), section=section)
             if link.joins and self.folder.has_own():
-                recovery.replicas.own = Own.ALONE
+                recovery.replicas.own = Unshared.ALONE
         self._copier: Copier | None = None
         self._tells, self._statistics = False, has_statistics(recovery.parts)
         self._hooks: list[RemovableHandle] = []
@@ -132,8 +132,8 @@ class Backups:
             return said
         copier = self._copier
         whole = self._whole if copier is None else copier.whole
-        if said.own is Own.NOTHING and self._begun and self._statistics:
-            said = replace(said, own=Own.SERVES)
+        if said.own is Unshared.NOTHING and self._begun and self._statistics:
+            said = replace(said, own=Unshared.SERVES)
         backs_up = self._begun and whole
         copies = self.folder.whole() if paused else ()
         return replace(said, backs_up=backs_up, elsewhere=backs_up and self._elsewhere, copies=copies)
@@ -211,7 +211,7 @@ class Backups:
 
     def _copy_own(self, copier: Copier, folder: CopyFolder) -> None:
         """What no replica has is copied by each rank that has it."""
-        copier.own = self._recovery.replicas.own is Own.ALONE
+        copier.own = self._recovery.replicas.own is Unshared.ALONE
         if copier.own or self._statistics:
             copier.whole, folder.ranks = True, self._link.config.per_node
 
@@ -228,7 +228,7 @@ class Backups:
 
     def _give_up(self, why: str, remedy: str = "Give the node, or its container, that much memory.") -> None:
         self.folder = None
-        if not self._shared or self._recovery.replicas.own is Own.ALONE:
+        if not self._shared or self._recovery.replicas.own is Unshared.ALONE:
             text = f"no copies are made of a state that no other rank has: {why}"
             self._refusals.add(Matter(text, remedy))
         elif self._tells:

@@ -1,6 +1,7 @@
 """What copies have cost a rank, and how often they are made by that."""
 
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
 SHARE: Final = 0.02
@@ -32,4 +33,4 @@ class Tally:
         each_s = (last_s - before_s) / (last - before)
         rounds = max(1, self.whole + self.skipped)
         cost_s = self.stall_s / rounds + self.busy_s
-        return max(soon, step + int(cost_s / (SHARE * each_s)))
+        return max(soon, step + ceil(cost_s / (SHARE * each_s)))

@@ -142,7 +142,7 @@ class EarlyLooks:
     def _keep_or_refuse(self, names: list[str]) -> None:
         """Parts have another state on each rank: these are copied, or no new process can have one."""
         matters = [_differing(name, self._recovery.parts) for name in names]
-        if matters and self._recovery.keep_own():
+        if matters and self._recovery.replicas.keep_own(self._recovery.backups):
             text = "; ".join(matter.text for matter in matters)
             self._refusals.tell(f"{text}: all ranks go back to the newest copies of their own if one is lost")
         else:

@@ -142,7 +142,8 @@ class ParameterWatch:
         if self._moves:
             return
         self._moves = True
-        lost = "all processes start anew" if self._recovery.backups is None else "all ranks go back to the newest copies"
+        copied = self._recovery.backups is not None
+        lost = "all ranks go back to the newest copies" if copied else "all processes start anew"
         logger.warning(
             "%s: an evaluation with other parameters than the trained ones: at a fault in it %s, if all ranks evaluate "
             "so. At other moments the interrupted step alone is done again",

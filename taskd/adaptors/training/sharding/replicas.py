@@ -19,13 +19,13 @@ from msgspec.structs import replace
 
 from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.tables import default_store
-from taskd.adaptors.training.keeping import NEVER
+from taskd.adaptors.training.keeping import NEVER, Copying
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.shards import digest_of, name_of, rows_of
 from taskd.adaptors.training.trust.verifying import StateVerifier
 from taskd.errors import StatementError
 from taskd.wire.kinds import NOBODY, JobRank
-from taskd.wire.state import MeshRow, Own, StateHeld
+from taskd.wire.state import MeshRow, StateHeld, Unshared
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Replicas:
         self.name = self.part = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
-        self.own = Own.NOTHING
+        self.own = Unshared.NOTHING
         self.rows: MeshRows | None = None
         self._row: MeshRow | None = None
 
@@ -93,6 +93,13 @@ class Replicas:
     def take(self, weights: tuple[str, ...]) -> None:
         """The state is a donor's now."""
         self.weights, self.distrusts = weights, NOBODY
+
+    def keep_own(self, copying: Copying | None) -> bool:
+        """The ranks have different states though they are replicas: whether copies are made of each from now on."""
+        kept = copying is not None and copying.keeps_own
+        if kept:
+            self.own = Unshared.ALONE
+        return kept
 
     @property
     def due_at(self) -> int:
