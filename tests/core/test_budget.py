@@ -200,6 +200,24 @@ def test_an_error_of_the_script_that_fresh_processes_repeat_ends_the_job() -> No
     assert budget.spent == 1
 
 
+def test_an_error_that_comes_again_from_copies_has_all_start_anew() -> None:
+    """New processes of all ranks went on with the state of those before: the next ones start without it."""
+    budget = Budget()
+    assert not budget.charge([raised(R1)]).anew
+    budget.renewed()
+    assert budget.charge([raised(R0)]).anew
+    budget.restarted()
+    assert not budget.charge([raised(R1)]).granted
+
+
+def test_progress_forgets_what_came_before_copies() -> None:
+    budget = Budget()
+    budget.charge([raised(R1)])
+    budget.renewed()
+    budget.progressed(8)
+    assert not budget.charge([raised(R0)]).anew
+
+
 def test_an_error_of_the_script_has_all_start_anew_at_the_third_time() -> None:
     budget = Budget()
     assert [bool(budget.charge([raised(R1)]).anew) for _ in range(3)] == [False, False, True]
