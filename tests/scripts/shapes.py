@@ -213,7 +213,7 @@ SHAPES = (
         (Place("backward", 15),),
         needs_check=True,
     ),
-    Shape(25, "seed_each_epoch", "random numbers of an epoch's beginning", (Place("backward", 20),), needs_check=True),
+    Shape(25, "seed_each_epoch", "random numbers of an epoch's beginning", (Place("backward", 20),), allowed=_EXACT),
     Shape(
         26,
         "evaluation_workers",

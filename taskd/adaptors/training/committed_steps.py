@@ -21,7 +21,7 @@ from taskd.adaptors.training.positions.late import batches_ahead
 from taskd.adaptors.training.positions.payload import unpack
 from taskd.adaptors.training.positions.position_file import PositionKind
 from taskd.adaptors.training.positions.positions import PositionMemory, Positions
-from taskd.adaptors.training.positions.rng import RngCapture
+from taskd.adaptors.training.positions.rng import RngCapture, is_just_seeded, mark_of
 from taskd.adaptors.training.positions.seeds import Seeds
 from taskd.runtime.worker.pulse import Board, Extra, Pulse
 from taskd.wire.kinds import JobRank
@@ -141,6 +141,22 @@ class CommittedSteps:
         it put down anything, and has come to the same place.
         """
         return self._positions.read().get(step) or self._start.get(step, b"")
+
+    def enter_again(self) -> None:
+        """The training function is about to be entered after a recovery: note the random numbers that it begins with.
+
+        A script that seeds as each epoch begins does so again, and the loader then goes on in the midst of the epoch:
+        these are put back there. They are, if torch's generator stands right behind a call of `manual_seed`.
+        """
+        generators, step = RngCapture(), self.step
+        begins = [bytes(one) for one in generators.capture()]
+
+        def goes_on() -> None:
+            self.parts.epochs.goes_on = None
+            if self.step == step and is_just_seeded() and generators.mark() != mark_of(begins):
+                generators.restore(begins)
+
+        self.parts.epochs.goes_on = goes_on
 
     @property
     def stands_at_set_up(self) -> bool:

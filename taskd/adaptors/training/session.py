@@ -215,6 +215,7 @@ class Session:
             with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):
                 if plan is not None:
                     self.recovery.do_again()
+                    self.recovery.enter_again()
                 return function()
         finally:
             self.inside = False

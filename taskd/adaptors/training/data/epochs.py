@@ -7,9 +7,12 @@ Rules:
 2. A script that never asks for epochs pays nothing for them.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 
 import msgspec
+
+from taskd.adaptors.groups.sites import is_users
 
 
 class Epochs:
@@ -20,6 +23,7 @@ class Epochs:
         used: whether the script has asked for its epochs.
         loop_ended: functions to call when a loop over a loader has ended within the loop over epochs.
         again: functions to call when another epoch than the first, or another pass over the data, begins.
+        goes_on: called when a loop over a loader goes on within its pass after a recovery; None: nobody asks.
     """
 
     def __init__(self) -> None:
@@ -28,6 +32,8 @@ class Epochs:
         self._loops = 0
         self.loop_ended: list[Callable[[], None]] = []
         self.again: list[Callable[[], None]] = []
+        self.goes_on: Callable[[], None] | None = None
+        self._frame = 0
 
     @property
     def loop(self) -> int:
@@ -46,11 +52,25 @@ class Epochs:
         self._loops += 1
         try:
             while self.now < total:
+                self._frame = id(sys._getframe(1))
                 yield self.now
                 self.now += 1
                 self.begin_again()
         finally:
             self._loops -= 1
+
+    def go_on(self) -> None:
+        """A loop over a loader goes on within its pass.
+
+        It is told of if the function that loops over the epochs begins that loop itself: nothing of a step has run yet.
+        """
+        if self.goes_on is None or not self._loops:
+            return
+        frame = sys._getframe(1)
+        while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        if id(frame) == self._frame:
+            self.goes_on()
 
     def end_loop(self) -> None:
         """A loop over a loader has ended."""

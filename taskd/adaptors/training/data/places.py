@@ -154,6 +154,8 @@ class LoaderPlace:
         else:
             begun = msgspec.structs.replace(resume)
             self._put_samplers(begun)
+            if not kept:
+                self._epochs.go_on()
             if not kept and _is_left(begun):
                 yield from self._begin(batches, begun)
                 batches.leave()

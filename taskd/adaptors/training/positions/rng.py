@@ -135,6 +135,13 @@ def mark_of(states: Sequence[Buffer]) -> bytes:
     return b"".join((python[:_MARK], gauss, numpy[:_MARK], numpy[-4:], spare[:4], *torch_mark(cpu), *devices))
 
 
+def is_just_seeded() -> bool:
+    """Return whether torch's generator has drawn nothing since it was seeded."""
+    generator = torch.default_generator
+    fresh = torch.Generator().manual_seed(generator.initial_seed())
+    return torch.equal(generator.get_state(), fresh.get_state())
+
+
 class PackedRng:
     """The generators of this process, whose states are one value: it is kept, and put down with others."""
 

@@ -127,6 +127,7 @@ class ReentryProof:
     def go_back(self) -> None:
         """Put all back to the last commit. Called outside of the training function."""
         self._recovery.redo()
+        self._recovery.enter_again()
 
     # Inside.
 
