@@ -110,8 +110,7 @@ def test_a_seed_of_each_step_is_not_undone() -> None:
     """The loader is opened late, by a generator that each step asks behind its own seed."""
 
     def batches(process: Process) -> Any:
-        for batch in process.loader:
-            yield batch
+        yield from process.loader
 
     def train(process: Process, cut_at: int = -1) -> None:
         for epoch in process.state.epochs(EPOCHS):
