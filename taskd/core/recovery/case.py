@@ -168,7 +168,7 @@ def report_diagnosis(job: "Job", now_s: float, *, live: bool = False) -> None:
     record, watch = job.record, job.case.watch
     if record is not None and record.diagnosis is not None and record.diagnosis.kind is Kind.CORRUPTED:
         return  # no evidence of the processes shows it
-    diagnosis = watch.diagnosis(job.world.ranks, now_s)
+    diagnosis = watch.diagnosis(_members(job, now_s), now_s)
     if diagnosis is None:
         return
     if record is None and not diagnosis.proven and job.policy.recover_hangs:
@@ -178,6 +178,13 @@ def report_diagnosis(job: "Job", now_s: float, *, live: bool = False) -> None:
         record.diagnosis = diagnosis
         record.step = max(record.step, watch.newest_step())
     _report_if_new(job, now_s, diagnosis, live=live)
+
+
+def _members(job: "Job", now_s: float) -> Collection[JobRank]:
+    """The ranks that are asked; those alone of which something is known, if all get new processes: none is silent."""
+    if job.record is None or not (job.record.decision.renews or job.record.decision.restart):
+        return job.world.ranks
+    return job.case.watch.evidence(now_s).keys() & job.world.ranks.keys()
 
 
 def report_lost_node(job: "Job", now_s: float, ranks: Collection[JobRank], text: str) -> None:

@@ -90,8 +90,9 @@ def choose(situation: Situation, policy: StrategyPolicy, failed: Tried) -> Decis
         if restart and not renewal_refused:
             renewal_refused = _renewal_refusal(situation, policy, failed)
             if not renewal_refused:
-                reason = "all ranks get new processes, which go on from copies of the state"
-                return Decision(Strategy.RECOVER_IN_PLACE, False, "; ".join([reason, *passed]), renews=True)
+                why = refused.get(Strategy.RECOVER_IN_PLACE) or ""
+                text = f"all ranks get new processes, which go on from copies of the state: {why}"
+                return Decision(Strategy.RECOVER_IN_PLACE, False, text, renews=True)
         refusal = _refusal(strategy, restart, situation, policy, failed)
         if refusal is None:
             return Decision(strategy, restart, "; ".join([_praise(strategy, restart, situation), *passed]))
