@@ -17,15 +17,20 @@ SEEDS = 2000
 
 
 def copies_of_any_set(patch: Patch) -> None:
-    """A copy counts for every replica set."""
+    """A copy counts for every rank."""
     honest = ranks._copies
 
     def copies(held: Held, keys: Keys) -> ranks._Known:
         everything: dict[int, dict[JobRank, Loading]] = {}
-        for steps in honest(held, keys).values():
-            for step, known in steps.items():
-                everything.setdefault(step, {}).update(known)
-        return dict.fromkeys(keys.values(), everything)
+        known = honest(held, keys)
+        for steps in known.values():
+            for step, loads in steps.items():
+                everything.setdefault(step, {}).update(loads)
+        first = {step: loads[min(loads)] for step, loads in everything.items()}
+        return {
+            key: {step: {rank: first[step]._replace(receiver=rank) for rank in loads} for step, loads in steps.items()}
+            for key, steps in known.items()
+        }
 
     patch.setattr(ranks, "_copies", copies)
 

@@ -53,7 +53,7 @@ def test_what_is_held_is_told_by_the_newest_digest() -> None:
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     replicas = state._recovery.replicas
     replicas.weights = ("first", "second")
-    assert held_by(replicas) == " second"
+    assert held_by(replicas) == "state  second"
 
 
 def test_copies_are_due_as_often_as_they_cost_so_much() -> None:

@@ -86,6 +86,7 @@ def restore(
     if copies is not None:
         copies.forget_after(plan.target_step)
     recovery.drop_step()
+    notes.append(_of_another(recovery, received=rank in receivers))
     notes.append(recovery.return_to(plan.target_step, lent, own=own))
     if plan.transfers or plan.loads:
         recovery.watch_first_step(*_source(recovery, plan, rank, copies))
@@ -101,6 +102,13 @@ def _transfer(recovery: StateRecovery, transfer: Transfer, plan: WorldPlan, rank
     else:
         lent = _receive(recovery, lane, plan, transfer.donor)
     return lane.size_bytes, lent
+
+
+def _of_another(recovery: StateRecovery, *, received: bool) -> str:
+    """What this rank has of a donor that is its own, and that the donor has otherwise; "" for nothing."""
+    if received and recovery.replicas.statistics:
+        return "running statistics are another rank's: there is no copy of this rank's own"
+    return ""
 
 
 def _own_place(plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None) -> bytes:

@@ -101,6 +101,8 @@ class Session:
         self._first_steps = first_steps_of(runtime, recovery, self.watch_commit)
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
+        self._entered = False
+        """It was, since the newest order."""
 
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
@@ -171,7 +173,7 @@ class Session:
 
     def _attempt(self, function: Callable[[], R], plan: WorldPlan | None) -> tuple[list[R], BaseException | None]:
         """Join the plan's world, if there is one, and call the function once: its result, or why it was left."""
-        recovery = self.recovery
+        recovery, self._entered = self.recovery, False
         try:
             if plan is not None:
                 self._join(plan)
@@ -194,12 +196,15 @@ class Session:
                 self._runtime.refuse_rebuild(str(error))
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
-            between = (condition := recovery.condition(error)) is Condition.CLEAN and recovery.between_steps
-            self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
-            self.backups.behind = self._behind.left
+            condition = recovery.condition(error)
+            if self._entered:  # else what was interrupted before is known still
+                between = condition is Condition.CLEAN and recovery.between_steps
+                self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
+                self.backups.behind = self._behind.left
             self._link.raised(recovery.step, condition, "" if isinstance(error, Interrupted) else in_one_line(error))
             return [], error
         self._runtime.recorder.phase(BoxPhase.FINISHED)
+        self.backups.behind = -1
         self._link.returned(recovery.step, recovery.condition())
         return result, None
 
@@ -210,7 +215,7 @@ class Session:
         if (verified := self._runtime.verified).begin():
             self.recovery.verify, self.recovery.undo.verify = verified.look_again, verified.look
         self._first_steps.enter(after_fault=plan is not None)
-        self.inside = True
+        self.inside = self._entered = True
         try:
             with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):
                 if plan is not None:

@@ -1,12 +1,14 @@
 """Work of another thread on tensors of an accelerator: behind what the main thread has set off, and beside the rest."""
 
 import ctypes
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import torch
 
+_log = logging.getLogger(__name__)
 _OWN_CAPTURES_ALONE: Final = 1
 """`cudaStreamCaptureModeThreadLocal` of CUDA's runtime."""
 
@@ -29,9 +31,12 @@ def let_others_capture() -> None:
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
-    with suppress(OSError, AttributeError):
-        mode = ctypes.c_int(_OWN_CAPTURES_ALONE)
-        ctypes.CDLL(None).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    mode, library = ctypes.c_int(_OWN_CAPTURES_ALONE), f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}"
+    for name in (None, library):
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(name).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            return
+    _log.debug("%s is not found: a CUDA graph that is captured while the state is copied may break", library)
 
 
 @contextmanager

@@ -72,13 +72,13 @@ class Tripwire:
             first = self._former is None  # else whoever enters one is stopped anyway
             if first:
                 self._allowed = c10d._rank_not_in_group
-                self._put(around(self._allowed, forbidding), DistributedDataParallel._pre_forward)
+                c10d._rank_not_in_group = around(self._allowed, forbidding)
         try:
             yield
         finally:
             with self._lock:
                 if first and self._former is None:
-                    self._put(self._allowed, DistributedDataParallel._pre_forward)
+                    c10d._rank_not_in_group = self._allowed
                 self._allowed = None
 
     def lift(self) -> None:

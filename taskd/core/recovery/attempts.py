@@ -56,7 +56,8 @@ def begin(
     `diagnosis`: what it is, if that is known already. `verified`: as in `Incident`.
     """
     record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults, diagnosis=diagnosis)
-    job.incident = Incident(record, charged=dict.fromkeys(causes, now_s), verified=verified)
+    over = bool(job.world.outside())
+    job.incident = Incident(record, charged=dict.fromkeys(causes, now_s), over=over, verified=verified)
     return choose_again(job, now_s, charge=() if free else tuple(causes))
 
 

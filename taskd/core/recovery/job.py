@@ -47,6 +47,8 @@ class Incident:
     """No other manager can have planned a world of the same number."""
     charged: dict[JobRank, float] = field(default_factory=dict)
     """The losses that the newest restart was spent for, and when that was."""
+    over: bool = False
+    """It struck behind the training function: some rank had been let go."""
     renewed: bool = False
     """All ranks were given new processes, to go on from copies."""
     verified: int = -1

@@ -52,7 +52,19 @@ def plan_of(job: Job) -> Restore | None:
     for rank in {status.distrusts for status in held.values() if status.distrusts != NOBODY} & held.keys():
         held[rank] = replace(held[rank], condition=Condition.TORN, copies=())
     sets = replica_sets(job.world)
-    return _plan_of_verified(job, held, sets) or plan_restore(held, sets)
+    return _plan_of_verified(job, held, sets) or _plan_behind(job, held, sets) or plan_restore(held, sets)
+
+
+def _plan_behind(job: Job, held: Mapping[JobRank, RankStatus], sets: Mapping[JobRank, str | None]) -> Restore | None:
+    """Behind the training function, that is called again at a step before its last: it returns what its loop leaves."""
+    last = max(job.step, job.under_way.record.step)
+    if not job.under_way.over or any(status.condition is not Condition.EMPTY for status in held.values()):
+        return None
+    earlier = {
+        rank: replace(status, copies=tuple(copy for copy in status.copies if copy.step < last), saved=-1)
+        for rank, status in held.items()
+    }
+    return plan_restore(earlier, sets)
 
 
 def _plan_of_verified(
@@ -97,6 +109,10 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
     if job.under_way.verified >= 0 and not (restore.loads or restore.saved):
         text = f"no copies of a step up to {job.under_way.verified} are left: whatever has come of it stays"
         job.out.append(Note(f"silent data corruption: {text}", warns=True))
+    if restore.loads and job.under_way.over:
+        text = f"the training function had returned, and is called again at step {restore.target_step}"
+        more = "what it has gathered outside of the TrainState in this process counts from there"
+        job.out.append(Note(f"{text}: {more}", warns=True))
     if restore.loads or restore.saved:  # who has gone further goes back
         redone = max(redone, max(record.step, job.step) - restore.target_step)
         job.step = restore.target_step

@@ -11,7 +11,7 @@ Rules:
 4. If there is no such step, all go back to the newest at which every set has a holder or a copy; first of those at
    which every rank knows its place in the data, since not all ranks of a set copy the state itself. A rank of a set
    without a holder loads the copy of its own state, and gives it on to those of its set that have none. So does a
-   rank that has something of its own (`Unshared`) and has lost it.
+   rank that has something of its own (`Unshared`) and has lost it; with another's it goes on rather than not at all.
 5. Where a rank was interrupted in what stands behind the commit of the target, all go back to copies of a step before
    it, if there are such: that is done again then.
 6. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
@@ -22,6 +22,8 @@ from bisect import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition, RankStatus
@@ -69,8 +71,21 @@ _Known = dict[str | None, dict[int, dict[JobRank, Loading]]]
 def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
     """Choose the target step and the donors among the paused ranks; None if there is no way back.
 
-    `keys` are those of the ranks' replica sets.
+    `keys` are those of the ranks' replica sets. What serves others is given up, with its rank, if nothing else helps.
     """
+    restore = _from_ranks(held, keys)
+    if restore is None and any(status.own is Unshared.SERVES for status in held.values()):
+        given_up = {
+            rank: replace(status, own=Unshared.NOTHING) if status.own is Unshared.SERVES else status
+            for rank, status in held.items()
+        }
+        restore = _from_ranks(given_up, keys)
+    saved = max((status.saved for status in held.values()), default=-1)
+    return restore or (Restore(saved, (), (), saved=True) if saved >= 0 else None)
+
+
+def _from_ranks(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
+    """As `plan_restore`, from living ranks and copies."""
     sets: Sets = {}
     for rank in sorted(held):
         sets.setdefault(keys[rank], []).append(rank)
@@ -95,8 +110,7 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
             return restore
-    saved = max((status.saved for status in held.values()), default=-1)
-    return Restore(saved, (), (), saved=True) if saved >= 0 else None
+    return None
 
 
 def _newest(steps: set[int], places: Mapping[int, set[JobRank]], count: int) -> int:

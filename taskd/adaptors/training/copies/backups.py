@@ -91,6 +91,7 @@ class Backups:
                 recovery.replicas.own = Unshared.ALONE
         self._copier: Copier | None = None
         self._tells, self._statistics = False, has_statistics(recovery.parts)
+        recovery.replicas.statistics = self._statistics
         self._hooks: list[RemovableHandle] = []
         self.behind = -1
         """The step behind whose commit this rank was at work as it was interrupted."""
@@ -150,11 +151,12 @@ class Backups:
             prefix(world.store_key, world.generation),
             world.section,
             lambda: self._link.peers_key,
-            self._held,
+            held_by(self._recovery.replicas) if self._shared else "",
         )
         per_node = self._link.config.per_node
         near = Neighbours(None, None) if self._shared else neighbours(self._rank, members, per_node)
         member = Member(self._rank, members[0] == self._rank, len(members), near, before(self._rank, members, per_node))
+        self._recovery.replicas.statistics = self._statistics = has_statistics(self._recovery.parts)
         self.folder.forget_after(self._recovery.step)
         self._begun, self._tells, self._elsewhere = kept >= 0, member.first, near.buddy is not None
         hooks = CopyHooks(lambda: self._recovery.step, self._give_up, self._begin, self._recovery.demand_copies)
@@ -171,9 +173,6 @@ class Backups:
         if self._copier is not None:
             self._copier.start()
 
-    def _held(self) -> str:
-        return held_by(self._recovery.replicas) if self._shared else ""
-
     def stop(self) -> None:
         """The training function was left."""
         copier, self._copier, self._recovery.backups = self._copier, None, None
@@ -183,7 +182,7 @@ class Backups:
         if not copier.stop():
             self._give_up("the thread that copies does not end", _LEFT)
         elif self.folder is None:
-            copier.remove()
+            copier.folder.remove()
 
     def close(self) -> None:
         """The training function was left for good. The copies are the agent's to remove."""

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ANSWER: Final = timedelta(seconds=30)
+_FIRST_S: Final = 600.0
+"""So long the first copies are waited for."""
 _LOOK_S: Final = 0.05
 _POLL_S: Final = 0.01
 _MEMORY_S: Final = 1.0
@@ -75,17 +77,16 @@ class Copier:
     def __init__(
         self, member: Member, folder: CopyFolder, every: int, kept: int, world: CopyWorld, hooks: CopyHooks
     ) -> None:
-        self._member, self._folder, self._every = member, folder, every
+        self._member, self.folder, self._every = member, folder, every
         self.kept = kept
         self.next = NEVER
         """The step whose commit the main thread is to tell of."""
         self.snapshot = Snapshot()
         self.tally = Tally()
-        self.whole = not member.before or not world.held()
-        """It copies the state, and not its place alone: known when a commit is waited for. Until then of the first of
-        a node alone."""
+        self.whole = not member.before or not world.held
+        """It copies the state, and not its place alone: known when a commit is waited for."""
         self.own = False
-        """The state that it copies has something that no other rank has, though they are replicas."""
+        """The state that it copies has something that no replica has."""
         self._step, self._refused, self._begun, self._demand = hooks
         self._told: tuple[int, bool] | None = None
         self._first = -1
@@ -167,10 +168,6 @@ class Copier:
         self.snapshot.drop()
         return True
 
-    def remove(self) -> None:
-        """Give the memory of the copies back."""
-        self._folder.remove()
-
     # ---- the thread
 
     def _asked(self, ask: Callable[[], T]) -> T:
@@ -203,10 +200,9 @@ class Copier:
             store = self._asked(lambda: self._connect(key))
             if key:
                 exchange = self._between_nodes(store, key)
-            if held := self._world.held():
-                self.whole = copies_it(
-                    store, self._member.rank, self._member.before, held, self._asked, map(self._pause, self._pauses())
-                )
+            if self._world.held:
+                member, pauses = self._member, map(self._pause, self._pauses())
+                self.whole = copies_it(store, member.rank, member.before, self._world.held, self._asked, pauses)
                 if self.whole and self.snapshot.place:
                     self._told = self._first, False  # what was put down before that was known
             self._rounds(store, exchange)
@@ -301,9 +297,10 @@ class Copier:
 
     def _look_at_memory(self) -> None:
         """Give the copies' memory back where the job needs it: there are none any more then."""
-        if self._taking or self._folder.asked or self._over or not is_pressed(self._folder.size_bytes):
+        settled = self._told is None and not self._taking
+        if not settled or self.folder.asked or self._over or not is_pressed(self.folder.size_bytes):
             return
-        self._folder.remove()
+        self.folder.remove()
         self._over = "their memory was needed for something else"
 
     def _copy(self, step: int, exchange: "Exchange | None", taken: bool) -> bool:
@@ -325,7 +322,7 @@ class Copier:
 
     def _swap(self, exchange: "Exchange", step: int, head: CopyHead | None) -> CopyHead | None:
         outgoing = self.snapshot.memory() if head is not None else memoryview(b"")
-        incoming = Incoming(self._folder, self.kept)
+        incoming = Incoming(self.folder, self.kept)
         theirs = exchange.swap(step, head, outgoing, incoming.room)
         if theirs is not None and incoming.file is not None:
             self._seal(incoming.file, theirs)
@@ -352,7 +349,10 @@ class Copier:
 
     def _decide(self, store: Store, step: int) -> None:
         done, pauses = 0, self._pauses()
+        end_s = time.monotonic() + _FIRST_S
         while done % _FAILED < self._member.world_size:
+            if not self.tally.whole and time.monotonic() > end_s:
+                raise CopyError("not all ranks make them")
             self._pause(next(pauses))
             done = self._asked(lambda: store.add(f"{step}/done", 0))
         following = NEVER if done >= _OVER else self.tally.due_after(step, self._step(), self._every)

@@ -19,7 +19,7 @@ Asked = Callable[[Callable[[], object]], object]
 
 def held_by(replicas: Replicas) -> str:
     """What a rank says that it holds: equal for ranks that hold the same."""
-    return " ".join((replicas.name, *replicas.weights[-1:]))
+    return " ".join(("state", replicas.name, *replicas.weights[-1:]))
 
 
 def copies_it(

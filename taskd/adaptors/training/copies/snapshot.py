@@ -146,6 +146,8 @@ class Snapshot:
 def _stepped(recovery: StateRecovery) -> Iterable[torch.Tensor]:
     """What the optimizers change in their steps."""
     for optimizer in whole(recovery.parts.optimizers):
+        if any(group.get("capturable") for group in optimizer.param_groups):
+            continue  # its step may be a part of a CUDA graph, which calls no hook
         for group in optimizer.param_groups:
             yield from map(local, group["params"])
         for state in optimizer.state.values():

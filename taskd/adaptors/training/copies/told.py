@@ -14,7 +14,7 @@ class CopyWorld(NamedTuple):
     prefix: str
     section: int
     key: Callable[[], str | None]
-    held: Callable[[], str] = lambda: ""
+    held: str = ""
 
     @property
     def name(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.instances import imported
@@ -34,7 +35,6 @@ from taskd.adaptors.training.sharding.shards import Specs, library_parts, local
 logger = logging.getLogger(__name__)
 _STATELESS_HOOKS = ("_AllreduceUpcastHookState",)
 """States of comm hooks that carry nothing from step to step: DDP's own mixed precision."""
-_NORMS = (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d)
 _SEEN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """Parts whose own tensors are known, or are no parameters."""
 
@@ -153,17 +153,23 @@ def _of_set_up(parts: Parts) -> list[Matter]:
 def has_statistics(parts: Parts) -> bool:
     """Whether running statistics of this rank's are no other rank's: DDP spreads those of the first rank, or none."""
     return any(
-        type(module) in _NORMS and module.running_mean is not None
+        _has_statistics(module)
         for wrapper in parts.wrappers()
         if not wrapper.broadcast_buffers or dist.get_rank(wrapper.process_group) == 0
         for module in wrapper.modules()
     )
 
 
+def _has_statistics(module: torch.nn.Module) -> bool:
+    """Whether its forward pass moves statistics by this rank's batch alone."""
+    moves = isinstance(module, _NormBase) and not isinstance(module, torch.nn.SyncBatchNorm)
+    return moves and module.running_mean is not None
+
+
 def tell_inexact(parts: Parts) -> None:
     """Warn of what is recovered in place, and not to the last bit."""
     for wrapper in parts.wrappers():
-        layers = sum(type(module) in _NORMS and module.running_mean is not None for module in wrapper.modules())
+        layers = sum(map(_has_statistics, wrapper.modules()))
         if layers:
             logger.warning(
                 "the DistributedDataParallel made at %s has %d BatchNorm layers, whose running statistics are rank 0's "

@@ -97,8 +97,8 @@ class BehindCommit:
 
     @property
     def left(self) -> int:
-        """The step behind whose commit this rank was at work as it was interrupted; -1 if it was not."""
-        return self._step if self._line else -1
+        """The step behind whose commit this rank was, or would have been, at work as it was interrupted; else -1."""
+        return self._step if self._line and first_behind(self._places) else -1
 
     def known(self, plan: WorldPlan) -> list[int]:
         """Whether training goes on behind that commit, without what this rank was in; whether it has committed;

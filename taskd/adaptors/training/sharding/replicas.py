@@ -44,6 +44,7 @@ class Replicas:
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
         rows: of the whole job; None without a mesh, or where they are not known.
         own: whether the rank has something that no replica has, as far as that is known.
+        statistics: it has running statistics that no other rank has.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
 
@@ -54,7 +55,7 @@ class Replicas:
         self.name = self.part = ""
         self.weights: tuple[str, ...] = ()
         self.distrusts = NOBODY
-        self.own = Unshared.NOTHING
+        self.own, self.statistics = Unshared.NOTHING, False
         self.rows: MeshRows | None = None
         self._row: MeshRow | None = None
 
