@@ -1,10 +1,12 @@
 """An evaluation that a fault interrupts leaves no model in evaluation mode; what the script has set stays as it is."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
@@ -111,3 +113,35 @@ def test_a_copy_of_the_model_trains_alone() -> None:
     state._recovery.drop_step()
     assert not other.training
     assert state.model.training
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_evaluation_of_what_the_wrapper_holds_is_left_too() -> None:
+    """A script evaluates the module inside of DDP: the wrapper's own flag stays."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    state._recovery.begin(JobRank(0))
+    model(torch.ones(1, 2)).sum().backward()
+    net.eval()
+    state._recovery.drop_step()
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_part_that_the_script_has_frozen_stays_so() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    state._recovery.begin(JobRank(0))
+    model(torch.ones(1, 2)).sum().backward()
+    net[1].eval()
+    state._recovery.drop_step()
+    assert [module.training for module in net] == [True, False]

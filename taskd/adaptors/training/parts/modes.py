@@ -9,10 +9,12 @@ Rules:
 4. Gradients that it has disabled otherwise than by `with` are enabled again, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 _Calls = list[Callable[[], None]]
 
@@ -65,6 +67,13 @@ class Mode:
         if not self._flags:
             return
         torch.set_grad_enabled(True)
-        if not self._module.training:
+        if not all(root.training for root in self._roots()):
             for module, flag in self._flags:
                 module.training = flag
+
+    def _roots(self) -> Iterator[torch.nn.Module]:
+        """The module, and those within that a script evaluates in its place: what DDP and the compiler wrap."""
+        root: Any = self._module
+        while isinstance(root, torch.nn.Module):
+            yield root
+            root = root.module if isinstance(root, DistributedDataParallel) else getattr(root, "_orig_mod", None)
