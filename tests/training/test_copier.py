@@ -172,3 +172,41 @@ def test_a_rank_whose_copier_does_not_end_makes_no_more_copies(
     backups.close()
     server.close()
     link._line.thread.join(LIMIT_S)
+
+
+def test_memory_that_is_needed_for_something_else_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has asked for these copies: none is made any more, and the job is not told to have any."""
+    monkeypatch.setattr(copier_of, "is_pressed", lambda held_bytes: held_bytes > 0)
+    folder = CopyFolder([tmp_path / "copy-0", tmp_path / "copy-1"], R1, asked=False)
+    folder.room(R1, 10, -1).seal(CopyHead(R1, 1, 10, "d"))
+    assert len(folder.whole()) == 1
+    hooks = CopyHooks(lambda: 5, print, print, print)
+    copier = Copier(Member(R1, False, 2, ALONE), folder, 0, -1, CopyWorld("world", 1, lambda: KEY), hooks)
+    copier._told = (2, True)
+    copier._look_at_memory()
+    assert len(folder.whole()) == 1, "this one is being written"
+    copier._told = None
+    copier._look_at_memory()
+    assert folder.whole() == ()
+    taken: list[object] = []
+
+    def take(snapshot: object) -> bool:
+        taken.append(snapshot)
+        return True
+
+    copier.next = 6
+    copier.due(6, take)
+    assert not taken
+
+
+def test_an_error_of_a_state_dict_is_none_of_the_commit(start: Start) -> None:
+    copier = start()
+
+    def fails(_snapshot: object) -> bool:
+        raise KeyError("gone")
+
+    copier.next = 7
+    copier.due(7, fails)
+    assert copier._over == "the state cannot be put down: KeyError: 'gone'"

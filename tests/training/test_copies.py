@@ -232,3 +232,13 @@ def test_what_was_given_back_is_not_taken_again_to_look_at_it(tmp_path: Path) ->
 
 def test_the_head_has_a_page_of_its_own() -> None:
     assert HEAD_BYTES == 4096
+
+
+@pytest.mark.parametrize(
+    ("held", "left", "pressed"), [(1 << 30, 1 << 29, True), (1 << 30, 1 << 31, False), (1 << 20, 0, False)]
+)
+def test_copies_leave_as_much_as_they_take(
+    monkeypatch: pytest.MonkeyPatch, held: int, left: int, *, pressed: bool
+) -> None:
+    monkeypatch.setattr(room, "_left_bytes", lambda: left)
+    assert room.is_pressed(held) is pressed
