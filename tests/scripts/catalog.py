@@ -119,6 +119,12 @@ SCRIPTS = (
     Script("evaluate_rank0", (IDENTICAL, REFUSED), "peers wait in a barrier: done again, from copies of a step before"),
     Script("evaluation_before", (IDENTICAL, REFUSED), "the same before the commit: survivors count the step"),
     Script("evaluation_all", (IDENTICAL, REFUSED), "collectives after the commit: done again, from copies"),
+    Script(
+        "evaluation_inner",
+        (IDENTICAL,),
+        "the same of the module inside of DDP, with kills in it",
+        places=(Place("evaluation", 2), Place("evaluation", 5)),
+    ),
     Script("upload", (IDENTICAL,), "rank 0 waits for a child, and its peers for rank 0"),
     Script("slow_checkpoint", (IDENTICAL,), "a rank writes while its peer dies"),
     Script("dcp", (IDENTICAL, REFUSED), "a collective checkpoint after the commit"),
