@@ -70,16 +70,17 @@ class Rehearsed:
 
     @property
     def ends_anew(self) -> bool:
-        """Whether the death after the training function had all processes start anew."""
+        """Whether the death after the training function had all processes end, and others go on or start anew."""
         return len(self.in_training) < len(self.recoveries)
 
     @property
     def in_training(self) -> Sequence[dict[str, Any]]:
-        """Recoveries within the training: those before that new start."""
+        """Recoveries within the training: those before all had new processes."""
         done = {number for record in self.killed.values() for number, _ in record.killed}
         step = next((kill.step for kill in self.kills if kill.moment is Moment.BEHIND and kill.number in done), None)
         for number, one in enumerate(self.recoveries):
-            if step is not None and one.get("restart") and one.get("step", -1) >= step:
+            all_new = one.get("restart") or not one.get("kept", True)
+            if step is not None and all_new and one.get("step", -1) >= step:
                 return self.recoveries[:number]
         return self.recoveries
 
@@ -247,7 +248,7 @@ def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     if again:
         notes.append(f"printed once more, by steps or work that were done again: {again} line{'s' * (again > 1)}")
     if runs.ends_anew:
-        notes.append("a rank that dies behind the training function has all processes start anew; they ended well")
+        notes.append("a rank that dies behind the training function has all ranks get new processes; they ended well")
     local = [one for one in _variables(runs) if one.local and not one.moves]
     if local:
         names = ", ".join(repr(one.name) for one in local[:_MOST])
