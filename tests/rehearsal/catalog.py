@@ -74,7 +74,7 @@ def wrong(expected: Expected, status: int, verdict: dict[str, Any]) -> str:
         return f"exit status {status}, expected {wanted}: {verdict.get('why')} {verdict.get('findings')}"
     if expected.exact:
         faults = sum(Moment.BEHIND.value not in kill for kill in verdict["kills"])
-        came = verdict["in_place"]  # a death behind the training function is recovered from as well, if there are copies
+        came = verdict["in_place"]  # with copies, so is a death behind the training function
         return "" if faults and came in (faults, len(verdict["kills"])) else f"{came} of {faults} came in place"
     source = (FOLDER / expected.script).read_text().splitlines()
     for finding in verdict["findings"]:

@@ -161,7 +161,7 @@ def healthy_replaced(run: Run) -> int:
     kills = Counter(rank for rank, _ in run.killed)
     replaced: Counter[int] = Counter()
     for event in run.named("recovered"):
-        if not event.get("restart") and event.get("kept"):
+        if not event.get("restart") and event.get("kept", True):
             replaced.update(int(rank) for rank in event.get("replaced", ()))
     return sum((replaced - kills).values())
 

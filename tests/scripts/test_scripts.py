@@ -33,7 +33,8 @@ def test_a_script_with_two_kills(name: str, run_dir: Path) -> None:
 
 def test_each_program_is_in_the_list_once() -> None:
     programs = sorted(path.stem for path in PROGRAMS.glob("*.py"))
-    assert programs == sorted(script.name for script in SCRIPTS)
+    assert programs == sorted({script.path.stem for script in SCRIPTS})
+    assert len({script.name for script in SCRIPTS}) == len(SCRIPTS)
 
 
 def test_each_unseen_program_is_in_their_list_once() -> None:
@@ -157,6 +158,8 @@ def test_grades() -> None:
     assert judge(script, ran(orphans=["7"]), reference).grade is FAILED
     healthy = judge(script, ran(killed=[(1, "step")]), reference)
     assert (healthy.grade, healthy.healthy_replaced) == (FAILED, 1)
+    renewed = [{"event": "recovered", "restart": False, "replaced": {"0": 7, "1": 8}, "kept": {}}]
+    assert judge(script, ran(events=renewed), reference).grade is IDENTICAL
 
 
 @pytest.mark.parametrize(
