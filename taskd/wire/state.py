@@ -12,7 +12,7 @@ from taskd.wire.kinds import NOBODY
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """A copy of one rank's state of a step, which the rank that reports it can read.
 
-    With `place` it is of the rank's place alone.
+    `place`: it holds the rank's data position and random numbers only.
     """
 
     of: OfJob
@@ -45,11 +45,11 @@ class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=Fal
 
 
 class Unshared(Enum):
-    """Whether a rank has something in its state that no replica of it has."""
+    """Whether a rank's state differs from that of its replicas."""
 
     NOTHING = ""
-    SERVES = "serves"  # others can take its state in place of theirs, and it not that of others
-    ALONE = "alone"  # nor can others take its state
+    SERVES = "serves"  # its replicas can take its state, but not it theirs (BatchNorm statistics of rank 0)
+    ALONE = "alone"  # neither can take the state of the other
 
 
 class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -59,11 +59,11 @@ class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
     weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
     distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
     backs_up: bool = False  # copies of its state are made
-    elsewhere: bool = False  # and lie on the next node too
+    elsewhere: bool = False  # the next node keeps them too
     copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
     saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
     own: Unshared = Unshared.NOTHING
-    behind: MaybeCounter = -1  # the step behind whose commit the rank was at work as it was interrupted; -1: none
+    behind: MaybeCounter = -1  # step whose work behind the commit was interrupted; -1: none
     inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
     digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
     row: MeshRow | None = None  # the one that it is of; None without a mesh

@@ -10,8 +10,8 @@ from taskd.adaptors.training.script.behind import BehindCommit
 def leave_copies_alone() -> None:
     """Forget whose state is each rank's own, bucket layouts, and what a fault has interrupted behind a commit."""
 
-    def no_layouts(*_: Any) -> dict[int, Any]:
-        return {}
+    def no_layouts(*_: Any) -> bool:
+        return True
 
     def no_statistics(*_: Any) -> bool:
         return False
@@ -20,7 +20,7 @@ def leave_copies_alone() -> None:
         pass
 
     for owner, name, instead in (
-        (backups, "settled_layouts", no_layouts),
+        (backups, "record_layouts", no_layouts),
         (backups, "has_statistics", no_statistics),
         (EarlyLooks, "_keep_or_refuse", nothing),
         (BehindCommit, "left", -1),

@@ -14,11 +14,11 @@ from taskd.adaptors.groups.world import GroupWorld
 from taskd.adaptors.training.copies import copier as copier_of
 from taskd.adaptors.training.copies import exchange
 from taskd.adaptors.training.copies.backups import Backups
+from taskd.adaptors.training.copies.context import CopyHooks, CopyWorld
 from taskd.adaptors.training.copies.copier import Copier
 from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.ring import Member, Neighbours
-from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
 from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.state import TrainState
 from taskd.config.worker import WorkerConfig

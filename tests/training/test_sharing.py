@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from taskd.adaptors.training.copies import sharing
-from taskd.adaptors.training.copies.ring import before
-from taskd.adaptors.training.copies.sharing import copies_it, held_by
+from taskd.adaptors.training.copies.ring import earlier_on_node
+from taskd.adaptors.training.copies.sharing import copies_state, state_key
 from taskd.adaptors.training.copies.tally import Tally
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.tripwire import Interrupted, Tripwire, interrupt
@@ -33,19 +33,19 @@ def test_the_first_of_a_node_that_holds_a_state_copies_it() -> None:
     store, found = HashStore(), []
     for number, held in enumerate((" a", " a", " b", " b")):
         rank = JobRank(number)
-        found.append(copies_it(store, rank, before(rank, range(4), 4), held, ask, no_pause()))  # type: ignore[arg-type]
+        found.append(copies_state(store, rank, earlier_on_node(rank, range(4), 4), held, ask, no_pause()))  # type: ignore[arg-type]
     assert found == [True, False, True, False]
 
 
 def test_each_node_has_its_own() -> None:
     members = tuple(map(JobRank, range(4)))
-    assert [before(rank, members, 2) for rank in members] == [(), (0,), (), (2,)]
+    assert [earlier_on_node(rank, members, 2) for rank in members] == [(), (0,), (), (2,)]
 
 
 def test_who_is_not_heard_of_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "CONNECT_S", 0.0)
     with pytest.raises(CopyError, match="rank 0 makes none"):
-        copies_it(HashStore(), JobRank(1), [JobRank(0)], " a", ask, no_pause())
+        copies_state(HashStore(), JobRank(1), [JobRank(0)], " a", ask, no_pause())
 
 
 def test_what_is_held_is_told_by_the_newest_digest() -> None:
@@ -53,7 +53,7 @@ def test_what_is_held_is_told_by_the_newest_digest() -> None:
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     replicas = state._recovery.replicas
     replicas.weights = ("first", "second")
-    assert held_by(replicas) == "state  second"
+    assert state_key(replicas) == "state  second"
 
 
 def test_copies_are_due_as_often_as_they_cost_so_much() -> None:

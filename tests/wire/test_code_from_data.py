@@ -50,6 +50,7 @@ SAFE = {
     ("adaptors/trainers/lightning/library.py", "importlib.import_module"): (2, PASSED),
     ("adaptors/seams/seam.py", "importlib.import_module"): (1, PASSED),
     ("adaptors/seams/seam.py", "ctypes.CDLL"): (1, "a library of torch's that is loaded already"),
+    ("adaptors/training/streams.py", "ctypes.CDLL"): (1, "CUDA's runtime, if torch has loaded it (RTLD_NOLOAD)"),
     ("adaptors/torchrun/start.py", "__import__"): (1, PASSED),
     ("python/start/sitecustomize.py", "__import__"): (1, PASSED),
     ("runtime/box/shim.py", "ffi.dlopen"): (2, "taskd's own library, from its install folder"),

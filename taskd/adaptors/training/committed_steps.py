@@ -126,7 +126,7 @@ class CommittedSteps:
         self._board.demand(Extra.STATE)
 
     def demand_copies(self, wanted: bool) -> None:
-        """The next commit is to be told of to `backups`, or not any more. Their own thread calls this too."""
+        """Have the next commit call `backups.due`, or not. Thread-safe."""
         self._board.demand(Extra.COPIES, wanted=wanted)
 
     def take_in(self, paths: Iterable[str]) -> None:
@@ -143,10 +143,10 @@ class CommittedSteps:
         return self._positions.read().get(step) or self._start.get(step, b"")
 
     def enter_again(self) -> None:
-        """The training function is about to be entered after a recovery: note the random numbers that it begins with.
+        """Record the random states with which the training function is entered again after a recovery.
 
-        A script that seeds as each epoch begins does so again, and the loader then goes on in the midst of the epoch:
-        these are put back there. They are, if torch's generator stands right behind a call of `manual_seed`.
+        A script that seeds at the beginning of each epoch does so again, but its loader resumes within the epoch. The
+        recorded states are restored there if torch's generator has drawn nothing since it was seeded.
         """
         generators, step = RngCapture(), self.step
         begins = [bytes(one) for one in generators.capture()]

@@ -23,7 +23,7 @@ class Copying(Protocol):
 
     @property
     def keeps_own(self) -> bool:
-        """Whether each rank can have copies of its own state."""
+        """Whether each rank can copy its own state."""
         ...
 
     def due(self, step: int) -> None:

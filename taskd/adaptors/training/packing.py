@@ -107,12 +107,12 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
 
 
 def pack_place(recovery: StateRecovery) -> StateManifest:
-    """Where this rank stands in its data and random numbers, without any state."""
+    """Return a manifest with this rank's data position and random numbers, and no state."""
     return StateManifest(recovery.step, {}, [], recovery.position(recovery.step))
 
 
 def manifest_of(file: CopyFile) -> StateManifest:
-    """What describes a copy. Raises `DistrustError` if it is damaged."""
+    """Return the manifest of a copy. Raises `DistrustError` if it is damaged."""
     return _receive_frame(file).manifest
 
 

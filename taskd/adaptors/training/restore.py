@@ -6,7 +6,7 @@ Rules:
    wrappers re-pointed. When all have their state, what is made of all ranks' parts is made again.
 2. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
 3. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's. A copy
-   has those of its step; who has loaded it gives the state on to those whose node has a copy of their place alone.
+   has those of its step. A rank that has loaded a copy sends the state to ranks that have copied their position only.
 4. Where the plan says so all go back to a checkpoint instead (see `saved`).
 5. After it the first step must be finite (`FirstStep`), or its source is distrusted as if it had sent another state.
 6. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
@@ -95,7 +95,7 @@ def restore(
 
 
 def _transfer(recovery: StateRecovery, transfer: Transfer, plan: WorldPlan, rank: WorldRank) -> tuple[int, bytes]:
-    """Give the state on, or fill it: how many bytes, and the position that has come."""
+    """Send or receive the state; return the bytes moved and the position that was received."""
     lane, lent = _Lane(transfer, plan.world_size), b""
     if rank == transfer.donor:
         send(*pack(recovery), lane)
@@ -105,14 +105,14 @@ def _transfer(recovery: StateRecovery, transfer: Transfer, plan: WorldPlan, rank
 
 
 def _of_another(recovery: StateRecovery, *, received: bool) -> str:
-    """What this rank has of a donor that is its own, and that the donor has otherwise; "" for nothing."""
+    """Return a note if this rank has received BatchNorm statistics that are not its own, or ""."""
     if received and recovery.replicas.statistics:
         return "running statistics are another rank's: there is no copy of this rank's own"
     return ""
 
 
 def _own_place(plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None) -> bytes:
-    """Where this rank stood at the step of the plan, by a copy on its node; empty if there is none."""
+    """Return this rank's position at the step of the plan from a copy on its node; empty if there is none."""
     file = copies.find(plan.ranks[rank], plan.target_step, place=True) if copies is not None else None
     if file is None:
         return b""

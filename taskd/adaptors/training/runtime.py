@@ -123,7 +123,7 @@ class Runtime:
         (self.world.interrupt if self._building else self.world.abandon)()
 
     def forbid_collectives(self, why: str) -> AbstractContextManager[None]:
-        """The main thread's collectives of torch's Python functions raise `RuntimeError` with this text meanwhile."""
+        """Make collectives of the calling thread raise `RuntimeError(why)` within the context."""
         return self._tripwire.forbid(why)
 
     def mend(self) -> None:

@@ -102,7 +102,7 @@ class Session:
         self.inside = False
         """The main thread is inside the function, and not in what comes between two calls of it."""
         self._entered = False
-        """It was, since the newest order."""
+        """The function was called since the newest order."""
 
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
@@ -197,7 +197,7 @@ class Session:
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
             condition = recovery.condition(error)
-            if self._entered:  # else what was interrupted before is known still
+            if self._entered:  # a failed join leaves what is known of the interruption before it
                 between = condition is Condition.CLEAN and recovery.between_steps
                 self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
                 self.backups.behind = self._behind.left

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -25,18 +26,18 @@ def event_of(tensors: Iterable[torch.Tensor]) -> Any:
 
 
 def let_others_capture() -> None:
-    """A CUDA graph that another thread captures is not broken by what this thread does on a device from now on.
+    """Let other threads capture CUDA graphs while this thread uses the device.
 
-    By default CUDA fails each call that waits for the device, on whatever thread, while some thread captures a graph.
+    By default CUDA rejects a call that waits for the device, on any thread, while a thread captures a graph.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     mode, library = ctypes.c_int(_OWN_CAPTURES_ALONE), f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}"
     for name in (None, library):
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(name).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+            ctypes.CDLL(name, os.RTLD_NOLOAD | os.RTLD_NOW).cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
             return
-    _log.debug("%s is not found: a CUDA graph that is captured while the state is copied may break", library)
+    _log.debug("%s is not found: a capture of a CUDA graph while the state is copied may fail", library)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Tripwire:
         self._lock = threading.Lock()
         self._former: tuple[Any, Any] | None = None
         self._allowed: Any = None
-        """torch's own function, while a thread's collectives are forbidden."""
+        """torch's own function while `forbid` replaces it."""
         self._times = 0
 
     def lay(self) -> None:
@@ -60,7 +60,7 @@ class Tripwire:
 
     @contextmanager
     def forbid(self, why: str) -> Iterator[None]:
-        """Collectives of the calling thread raise `RuntimeError` with this text meanwhile."""
+        """Make collectives of the calling thread raise `RuntimeError(why)` within the context."""
         thread = threading.get_ident()
 
         def forbidding(*_: Any, **__: Any) -> Steps:
@@ -69,7 +69,7 @@ class Tripwire:
             return (yield ORIGINAL)
 
         with self._lock:
-            first = self._former is None  # else whoever enters one is stopped anyway
+            first = self._former is None  # else a collective raises `Interrupted` anyway
             if first:
                 self._allowed = c10d._rank_not_in_group
                 c10d._rank_not_in_group = around(self._allowed, forbidding)

@@ -211,7 +211,7 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
 def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool, renews: bool = False) -> None:
     """Want new processes for those that have none, or for all; the others of a new world have their time anew.
 
-    `everybody` starts without a state; with `renews` everybody joins, and gets one.
+    `everybody`: all ranks start without a state. `renews`: all ranks start and receive one.
     """
     dead = job.world.nodes.dead_nodes
     for rank, view in job.world.ranks.items():

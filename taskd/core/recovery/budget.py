@@ -6,8 +6,8 @@ Rules:
 2. For a rank that fails at the same step with the same cause `repeats` times, with no later step committed between, all
    processes start anew. If it fails so `repeats` times more after such starts, it is a bug in the code and not a fault
    of the machine: the job ends with that said, however large the budget is. An error of the script (`raised`) ends it
-   the first time: the same exception at the same line and step, of any rank, after a start of fresh processes. If it
-   comes again in new processes of all ranks that went on from copies, the next ones start without them.
+   the first time: the same exception at the same line and step, of any rank, after a start of fresh processes. An
+   error that comes again after all ranks have loaded copies in new processes has all start anew, without copies.
 3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
    step was committed. Of one start they all count if they say exactly the same: a typo strikes every rank, and ends a
    job of three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it,
@@ -79,7 +79,7 @@ class Budget:
     _met: set[Fault] = field(default_factory=set)
     """Faults that struck before all processes last started anew."""
     _renewed: set[Fault] = field(default_factory=set)
-    """Those that struck before all ranks last got new processes with the same state."""
+    """Faults that struck before all ranks last got new processes from copies."""
     _times_s: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Budget:
         self._met = set(self._seen)
 
     def renewed(self) -> None:
-        """All ranks have new processes, with the state of those before them."""
+        """Record that all ranks have new processes from copies."""
         self._renewed = set(self._seen)
 
     def _repeated(self, faults: list[Fault]) -> tuple[str, str]:

@@ -181,7 +181,7 @@ def report_diagnosis(job: "Job", now_s: float, *, live: bool = False) -> None:
 
 
 def _members(job: "Job", now_s: float) -> Collection[JobRank]:
-    """The ranks that are asked; those alone of which something is known, if all get new processes: none is silent."""
+    """Return the ranks to diagnose. If all processes are replaced, a rank without evidence is not a silent one."""
     if job.record is None or not (job.record.decision.renews or job.record.decision.restart):
         return job.world.ranks
     return job.case.watch.evidence(now_s).keys() & job.world.ranks.keys()

@@ -48,9 +48,9 @@ class Incident:
     charged: dict[JobRank, float] = field(default_factory=dict)
     """The losses that the newest restart was spent for, and when that was."""
     over: bool = False
-    """It struck behind the training function: some rank had been let go."""
+    """It came behind the training function, after the release of some rank."""
     renewed: bool = False
-    """All ranks were given new processes, to go on from copies."""
+    """All ranks have been given new processes that load copies."""
     verified: int = -1
     """The newest step to go back to; -1 if the state of any may be trusted."""
     echoes: set[str] = field(default_factory=set)

@@ -56,7 +56,10 @@ def plan_of(job: Job) -> Restore | None:
 
 
 def _plan_behind(job: Job, held: Mapping[JobRank, RankStatus], sets: Mapping[JobRank, str | None]) -> Restore | None:
-    """Behind the training function, that is called again at a step before its last: it returns what its loop leaves."""
+    """Plan a fault behind the training function: it is called again at an earlier step, so that its loop runs.
+
+    None if a process has a state, or no copy of an earlier step is known.
+    """
     last = max(job.step, job.under_way.record.step)
     if not job.under_way.over or any(status.condition is not Condition.EMPTY for status in held.values()):
         return None
@@ -111,7 +114,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         job.out.append(Note(f"silent data corruption: {text}", warns=True))
     if restore.loads and job.under_way.over:
         text = f"the training function had returned, and is called again at step {restore.target_step}"
-        more = "what it has gathered outside of the TrainState in this process counts from there"
+        more = "values that it collects outside of the TrainState are collected from that step on"
         job.out.append(Note(f"{text}: {more}", warns=True))
     if restore.loads or restore.saved:  # who has gone further goes back
         redone = max(redone, max(record.step, job.step) - restore.target_step)

@@ -8,14 +8,15 @@ Rules:
    stepped exactly once since the step before. If there is none, it is the newest such step that nobody has committed.
 3. A rank that is clean at the target keeps its state. In a set without one, the ranks that have stepped count that step
    as done (`adopt`). All others receive, from one donor of their set.
-4. If there is no such step, all go back to the newest at which every set has a holder or a copy; first of those at
-   which every rank knows its place in the data, since not all ranks of a set copy the state itself. A rank of a set
-   without a holder loads the copy of its own state, and gives it on to those of its set that have none. So does a
-   rank that has something of its own (`Unshared`) and has lost it; with another's it goes on rather than not at all.
-5. Where a rank was interrupted in what stands behind the commit of the target, all go back to copies of a step before
-   it, if there are such: that is done again then.
-6. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
-7. Without that there is no plan: only what the script has kept itself can bring the state back.
+4. If there is no such step, all go back to the newest step at which every set has a holder or a copy. Steps at which
+   every rank has its data position come first. In a set without a holder, each rank loads the copy of its own state
+   and sends it to the ranks that have copied their position only.
+5. A rank whose state differs from that of its replicas (`Unshared`) needs its own copy. If it has none, BatchNorm's
+   statistics are given up; any other such state makes the plan impossible.
+6. If work behind the commit of the target step was interrupted on a living rank, all go back to copies of an earlier
+   step, if there are any, and do it again.
+7. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
+8. Without that there is no plan: only what the script has kept itself can bring the state back.
 """
 
 from bisect import bisect
@@ -65,13 +66,13 @@ class Restore:
 
 
 _Known = dict[str | None, dict[int, dict[JobRank, Loading]]]
-"""The copies of each replica set, by their step and by whose state it is: one that this rank can read, if there is."""
+"""The copies of each replica set, by step and by the rank whose state it is. Its own reader comes first."""
 
 
 def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
     """Choose the target step and the donors among the paused ranks; None if there is no way back.
 
-    `keys` are those of the ranks' replica sets. What serves others is given up, with its rank, if nothing else helps.
+    `keys` are those of the ranks' replica sets.
     """
     restore = _from_ranks(held, keys)
     if restore is None and any(status.own is Unshared.SERVES for status in held.values()):
@@ -85,16 +86,19 @@ def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str 
 
 
 def _from_ranks(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
-    """As `plan_restore`, from living ranks and copies."""
+    """Choose as `plan_restore` does, without checkpoints."""
     sets: Sets = {}
     for rank in sorted(held):
         sets.setdefault(keys[rank], []).append(rank)
     copies = _copies(held, keys)
     steps = [set(copies.get(key, ())) for key in sets]
     places = _places(held)
-    copied = _newest(set.intersection(*steps) if steps else set(), _places(held, standing=False), len(held))
+    copied = _newest(set.intersection(*steps) if steps else set(), places, len(held))
     committed = {h.step for h in held.values() if h.condition is Condition.CLEAN}
     stepped = {h.step + 1 for h in held.values() if h.condition is Condition.STEPPED}
+    for rank, status in held.items():
+        if status.condition is Condition.CLEAN:
+            places.setdefault(status.step, set()).add(rank)
     known = sorted(committed.union(*steps), reverse=True)
     exact = [step for step in known if len(places.get(step, ())) == len(held)]
     for target_step in (*sorted(committed, reverse=True), *sorted(stepped - committed, reverse=True)):
@@ -106,7 +110,7 @@ def _from_ranks(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str |
         if restore is not None:
             return restore
     shares = any(copy.place for status in held.values() for copy in status.copies)
-    for target_step in exact if shares else (*exact, *known):  # a rank that shares a copy has its place nowhere else
+    for target_step in exact if shares else (*exact, *known):  # without its position a rank of these is not exact
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
             return restore
@@ -114,17 +118,15 @@ def _from_ranks(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str |
 
 
 def _newest(steps: set[int], places: Mapping[int, set[JobRank]], count: int) -> int:
-    """The newest of these steps at which all of so many ranks know their place, or else the newest; -1 without one."""
+    """Return the newest of these steps with the positions of all `count` ranks, else the newest; -1 without one."""
     exact = (step for step in steps if len(places.get(step, ())) == count)
     return max(exact, default=max(steps, default=-1))
 
 
-def _places(held: Mapping[JobRank, RankStatus], *, standing: bool = True) -> dict[int, set[JobRank]]:
-    """By step the ranks of which it is known where they stood in their data: by a copy, or for they stand there."""
+def _places(held: Mapping[JobRank, RankStatus]) -> dict[int, set[JobRank]]:
+    """Return by step the ranks whose data position is in a copy that can be read."""
     places: dict[int, set[JobRank]] = {}
     for holder, status in held.items():
-        if standing and status.condition is Condition.CLEAN:
-            places.setdefault(status.step, set()).add(holder)
         for copy in status.copies:
             if copy.of in held and (not copy.place or copy.of == holder):
                 places.setdefault(copy.step, set()).add(copy.of)
@@ -170,7 +172,7 @@ def _towards(
 
 
 def _givings(donors: list[JobRank], receivers: list[JobRank]) -> list[Giving]:
-    """To each receiver from the donor that comes last before it: mostly one of its own node."""
+    """Give each receiver the nearest donor with a lower rank, which is mostly on its own node."""
     by_donor: dict[JobRank, list[JobRank]] = {}
     for rank in receivers:
         by_donor.setdefault(donors[max(0, bisect(donors, rank) - 1)], []).append(rank)

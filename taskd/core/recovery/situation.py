@@ -61,7 +61,7 @@ def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left",
 
 
 def _uncopied(world: World, sets: Sets, gone: Set[NodeRank]) -> str:
-    """Why new processes for all ranks could not go on from copies of the state; "" if they may."""
+    """Return why new processes for all ranks cannot load copies; "" if they may."""
     copied = {
         sets[rank]
         for rank, view in world.ranks.items()

@@ -4,7 +4,7 @@ Rules:
 
 1. The order is fixed (`Strategy`), whatever the order of the words in the job's annotation.
 2. Every strategy that is passed over leaves its reason; the decision carries them all.
-3. Before all start anew, all get new processes that go on from copies, if there are such.
+3. Before all start anew, all ranks get new processes that load copies, if copies are known.
 4. `exit` is always feasible, and is the end of every list, allowed or not.
 """
 
@@ -68,7 +68,7 @@ class Situation:
 class Decision:
     """A strategy, whether all processes start anew (`restart`), and why.
 
-    With `renews` all ranks get new processes, which go on from copies of the state.
+    `renews`: all ranks get new processes, which load copies of the state.
     """
 
     strategy: Strategy
@@ -146,7 +146,7 @@ def _refusal(
 
 
 def _renewal_refusal(situation: Situation, policy: StrategyPolicy, failed: Tried) -> str:
-    """Why not all ranks get new processes that go on from copies; "" if they can."""
+    """Return why not all ranks can get new processes that load copies; "" if they can."""
     refusals = situation.refusals
     if Strategy.RECOVER_IN_PLACE not in policy.allowed or not policy.restart_all:
         return "the job does not allow it"

@@ -70,12 +70,12 @@ class Rehearsed:
 
     @property
     def ends_anew(self) -> bool:
-        """Whether the death after the training function had all processes end, and others go on or start anew."""
+        """Whether all ranks got new processes after the death behind the training function."""
         return len(self.in_training) < len(self.recoveries)
 
     @property
     def in_training(self) -> Sequence[dict[str, Any]]:
-        """Recoveries within the training: those before all had new processes."""
+        """Recoveries within the training: those before all ranks got new processes."""
         done = {number for record in self.killed.values() for number, _ in record.killed}
         step = next((kill.step for kill in self.kills if kill.moment is Moment.BEHIND and kill.number in done), None)
         for number, one in enumerate(self.recoveries):
@@ -248,7 +248,9 @@ def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     if again:
         notes.append(f"printed once more, by steps or work that were done again: {again} line{'s' * (again > 1)}")
     if runs.ends_anew:
-        notes.append("a rank that dies behind the training function has all ranks get new processes; they ended well")
+        ended = runs.recoveries[len(runs.in_training)]
+        done = "all processes start anew" if ended.get("restart") else "all ranks go back to copies"
+        notes.append(f"a rank that dies behind the training function has {done}; they ended well")
     local = [one for one in _variables(runs) if one.local and not one.moves]
     if local:
         names = ", ".join(repr(one.name) for one in local[:_MOST])

@@ -2,13 +2,12 @@
 
 Rules:
 
-1. Every rank copies what no other rank has, or all of its state where the script says so
-   (`TrainState(backup_every=N)`). A state that several ranks have is copied by one rank of each node; the others put
-   down where they stand (`sharing.py`).
+1. A rank copies its state if no other rank holds the same, or if the script asks for it
+   (`TrainState(backup_every=N)`). Of ranks with the same state one on each node copies it; the others copy their data
+   position and random numbers only (`sharing.py`).
 2. Nothing is copied but while the training function runs; at a fault copying ends before this rank reports.
-3. Where there is no room for them, the job trains on without, and says so at once: at a fault all start anew then,
-   or, where other ranks have the state, if all of them are lost. Nor are they made where all start anew for another
-   reason.
+3. Without room for copies the job trains on, and a warning says so. At a fault all start anew then; if other ranks
+   hold the state, only when all of them are lost. No copies are made if all start anew for another reason.
 """
 
 import logging
@@ -20,19 +19,19 @@ from torch.utils.hooks import RemovableHandle
 
 from taskd.adaptors.groups.store import prefix
 from taskd.adaptors.groups.world import GroupWorld
+from taskd.adaptors.training.copies.context import CopyHooks, CopyWorld
 from taskd.adaptors.training.copies.copier import Copier
 from taskd.adaptors.training.copies.folder import CopyFolder
-from taskd.adaptors.training.copies.ring import Member, Neighbours, before, neighbours
-from taskd.adaptors.training.copies.sharing import held_by
+from taskd.adaptors.training.copies.ring import Member, Neighbours, earlier_on_node, neighbours
+from taskd.adaptors.training.copies.sharing import state_key
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.copies.tally import Tally
-from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, alone, has_statistics, tell_inexact
 from taskd.adaptors.training.recovery import StateRecovery
-from taskd.adaptors.training.sharding.layout import settled_layouts
+from taskd.adaptors.training.sharding.layout import record_layouts
 from taskd.adaptors.training.sharding.shards import name_of
 from taskd.runtime.system.hidden import forget
 from taskd.runtime.worker.worker import WorkerLink
@@ -44,7 +43,7 @@ _ALONE, _IN_PAIRS = 2, 4
 """Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
 
 _WITH_OPTIMIZER = 3
-"""So many times as large a state may become with the first step of its optimizer."""
+"""Factor by which the first step of an optimizer may enlarge the state."""
 _LEFT = "Its device does not answer; where there is none, please report this as a bug in taskd."
 
 
@@ -56,8 +55,8 @@ class Backups:
         link: to the agent, which is told that there are copies, and keeps the memory for them; without that there
             are none.
         refusals: told why there can be none.
-        section: the resilient function of the script that is entered.
-        forbid: makes collectives of this thread errors with that text, for a while: not all ranks copy the state.
+        section: number of the resilient function that is entered.
+        forbid: makes collectives of this thread raise an error with this text: not all ranks copy the state.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Backups:
         rank, copies = link.config.rank, link.config.copies
         asked = recovery.backup_every
         self._whole = True
-        """It copies the state, and not its place alone, as its last copier has found."""
+        """The last copier copied the state, and not its position only."""
         self._shared = asked is None and not any(alone(recovery.parts))
         if self._shared and name_of(recovery.parts):
             asked = 0  # each rank of a node may hold another part
@@ -80,7 +79,7 @@ class Backups:
         self._refusals, self._forbid = refusals, forbid
         self._link = link
         self._elsewhere = link.joins and not self._shared
-        """The copies lie on the next node too."""
+        """The next node keeps the copies too."""
         self._begun = link.joins
         """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
         ranks = 1 if self._shared else link.config.per_node
@@ -90,11 +89,11 @@ class Backups:
             if link.joins and self.folder.has_own():
                 recovery.replicas.own = Unshared.ALONE
         self._copier: Copier | None = None
-        self._tells, self._statistics = False, has_statistics(recovery.parts)
-        recovery.replicas.statistics = self._statistics
+        self._tells = False
+        recovery.replicas.statistics = has_statistics(recovery.parts)
         self._hooks: list[RemovableHandle] = []
         self.behind = -1
-        """The step behind whose commit this rank was at work as it was interrupted."""
+        """Step whose work behind the commit was interrupted on this rank; -1: none."""
         self.tally = Tally()
         """Of the present world, or of the last."""
         if self.folder is not None:
@@ -113,7 +112,7 @@ class Backups:
 
     @property
     def keeps_own(self) -> bool:
-        """Whether each rank can have copies of its own state."""
+        """Whether each rank can copy its own state."""
         return self.folder is not None and not self._refusals.of_newcomers
 
     def forget(self) -> None:
@@ -133,7 +132,7 @@ class Backups:
             return said
         copier = self._copier
         whole = self._whole if copier is None else copier.whole
-        if said.own is Unshared.NOTHING and self._begun and self._statistics:
+        if said.own is Unshared.NOTHING and self._begun and self._recovery.replicas.statistics:
             said = replace(said, own=Unshared.SERVES)
         backs_up = self._begun and whole
         copies = self.folder.whole() if paused else ()
@@ -142,7 +141,7 @@ class Backups:
     def start(self, world: GroupWorld, kept: int, *, first: bool) -> None:
         """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one.
 
-        `first`: it is the world that the training function was entered in; its very beginning is copied too.
+        `first`: the training function is entered for the first time; its first state is copied at once.
         """
         if self.folder is None or self._refusals.of_newcomers:
             return
@@ -151,12 +150,13 @@ class Backups:
             prefix(world.store_key, world.generation),
             world.section,
             lambda: self._link.peers_key,
-            held_by(self._recovery.replicas) if self._shared else "",
+            state_key(self._recovery.replicas) if self._shared else "",
         )
         per_node = self._link.config.per_node
         near = Neighbours(None, None) if self._shared else neighbours(self._rank, members, per_node)
-        member = Member(self._rank, members[0] == self._rank, len(members), near, before(self._rank, members, per_node))
-        self._recovery.replicas.statistics = self._statistics = has_statistics(self._recovery.parts)
+        earlier = earlier_on_node(self._rank, members, per_node)
+        member = Member(self._rank, members[0] == self._rank, len(members), near, earlier)
+        self._recovery.replicas.statistics = has_statistics(self._recovery.parts)
         self.folder.forget_after(self._recovery.step)
         self._begun, self._tells, self._elsewhere = kept >= 0, member.first, near.buddy is not None
         hooks = CopyHooks(lambda: self._recovery.step, self._give_up, self._begin, self._recovery.demand_copies)
@@ -169,7 +169,7 @@ class Backups:
             self._copier.start()
 
     def committed(self) -> None:
-        """The first step of this world is committed: what other ranks have is copied from now on."""
+        """Start copying after the first commit of this world."""
         if self._copier is not None:
             self._copier.start()
 
@@ -201,7 +201,7 @@ class Backups:
 
     def _take(self, snapshot: Snapshot) -> bool:
         copier, folder = self._copier, self.folder
-        ready = copier is not None and folder is not None and settled_layouts(self._recovery) is not None
+        ready = copier is not None and folder is not None and record_layouts(self._recovery)
         if copier is not None and folder is not None and ready:
             self._copy_own(copier, folder)
             with self._forbid("a state_dict() of the TrainState's parts has called a collective"):
@@ -209,10 +209,11 @@ class Backups:
         return ready
 
     def _copy_own(self, copier: Copier, folder: CopyFolder) -> None:
-        """What no replica has is copied by each rank that has it."""
+        """Have this rank copy its whole state if it differs from that of its replicas."""
         copier.own = self._recovery.replicas.own is Unshared.ALONE
-        if copier.own or self._statistics:
-            copier.whole, folder.ranks = True, self._link.config.per_node
+        if copier.own or self._recovery.replicas.statistics:
+            copier.whole = True
+            folder.expect(self._link.config.per_node)
 
     def _fits(self, size_bytes: int) -> str:
         assert self.folder is not None
@@ -233,7 +234,7 @@ class Backups:
         elif self._tells:
             _log.warning("no copies of the state are made: %s; if all ranks are lost at once, all start anew", why)
             forget()
-        if self._statistics:
+        if self._recovery.replicas.statistics:
             tell_inexact(self._recovery.parts)
             forget()
 

@@ -24,14 +24,14 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
 from taskd.adaptors.groups.tables import default_store
+from taskd.adaptors.training.copies.context import CopyHooks, CopyWorld
 from taskd.adaptors.training.copies.copy_file import CopyFile, CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder, Incoming
 from taskd.adaptors.training.copies.ring import CONNECT_S, Member, Neighbours
 from taskd.adaptors.training.copies.room import is_pressed
-from taskd.adaptors.training.copies.sharing import copies_it
+from taskd.adaptors.training.copies.sharing import copies_state
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.copies.tally import Tally
-from taskd.adaptors.training.copies.told import CopyHooks, CopyWorld
 from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.streams import let_others_capture
 from taskd.errors import CopyError, LinkError
@@ -44,11 +44,11 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _ANSWER: Final = timedelta(seconds=30)
 _FIRST_S: Final = 600.0
-"""So long the first copies are waited for."""
+"""Longest wait for the first copies of all ranks, in seconds."""
 _LOOK_S: Final = 0.05
 _POLL_S: Final = 0.01
 _MEMORY_S: Final = 1.0
-"""So often it is looked whether the memory of the copies is needed for something else."""
+"""Interval between checks of the free memory, in seconds."""
 _LONGER: Final = 1.1
 _MOST_PAUSE_S: Final = 0.5
 _PER_RANK_S: Final = 5e-5
@@ -71,7 +71,7 @@ class Copier:
         every: steps from one copy to the next; 0: as often as costs no more than `SHARE`.
         kept: the newest step of which all ranks have copies; -1 without one.
         world: whose ranks take part.
-        hooks: what it asks and tells.
+        hooks: its callbacks.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Copier:
         """The step whose commit the main thread is to tell of."""
         self.snapshot = Snapshot()
         self.tally = Tally()
-        self.whole = not member.before or not world.held
-        """It copies the state, and not its place alone: known when a commit is waited for."""
+        self.whole = not member.earlier or not world.state_key
+        """This rank copies the state, and not its position only. Final once the first round has begun."""
         self.own = False
-        """The state that it copies has something that no replica has."""
+        """The state differs between replicas."""
         self._step, self._refused, self._begun, self._demand = hooks
         self._told: tuple[int, bool] | None = None
         self._first = -1
@@ -107,30 +107,30 @@ class Copier:
     # ---- the main thread's side
 
     def start_here(self, take: Callable[[Snapshot], bool]) -> None:
-        """Begin with the step that is committed already, which nobody has a copy of."""
+        """Copy the present step first, and start the thread."""
         self._first = self.next = self._step()
         self.due(self._first, take)
         self._thread = HiddenThread(self._run, "taskd-copies")
 
     def start(self) -> None:
-        """Go on from the next commit on. A second time nothing happens."""
+        """Start the thread; the first copy is of a later step. Idempotent."""
         if self._thread is None:
             step = self._step() + 1
             self._first = self.tally.due_after(step, step, self._every)
             self._thread = HiddenThread(self._run, "taskd-copies")
 
     def due(self, step: int, take: Callable[[Snapshot], bool]) -> None:
-        """A step from `next` on is committed: put down what is to be copied of it, with `take`, if that can be."""
+        """Call `take` to snapshot the step that was just committed. `take` returns whether it did."""
         begun_s = time.monotonic()
         on_time = step == self.next and not self._over
         if on_time:
             with self._changed:
-                self._taking = True  # its memory is not given back meanwhile
+                self._taking = True  # keeps `_look_at_memory` from giving this memory back
             try:
                 on_time = take(self.snapshot)
             except OSError as error:
                 self._over, on_time = error.strerror or str(error), False
-            except Exception as error:  # noqa: BLE001 - of the script's state_dict(): no healthy step fails by a copy
+            except Exception as error:  # noqa: BLE001 - a state_dict() of the script must not fail a healthy step
                 self._over, on_time = f"the state cannot be put down: {type(error).__name__}: {error}", False
         self.tally.by_step = [*self.tally.by_step[-1:], (step, begun_s)]
         with self._changed:
@@ -157,10 +157,9 @@ class Copier:
             self._demand(False)
             self._changed.notify_all()
         end_s = time.monotonic() + _STOP_S
-        while (
-            self._thread is not None and self._thread.is_alive() and not self._asking
-        ):  # a store that is gone may keep it, but nothing to write
-            self._thread.join(_LOOK_S)
+        thread = self._thread
+        while thread is not None and thread.is_alive() and not self._asking:  # the store may keep it: it writes nothing
+            thread.join(_LOOK_S)
             if time.monotonic() > end_s:
                 with self._changed:
                     self._left = True
@@ -200,11 +199,11 @@ class Copier:
             store = self._asked(lambda: self._connect(key))
             if key:
                 exchange = self._between_nodes(store, key)
-            if self._world.held:
+            if state := self._world.state_key:
                 member, pauses = self._member, map(self._pause, self._pauses())
-                self.whole = copies_it(store, member.rank, member.before, self._world.held, self._asked, pauses)
+                self.whole = copies_state(store, member.rank, member.earlier, state, self._asked, pauses)
                 if self.whole and self.snapshot.place:
-                    self._told = self._first, False  # what was put down before that was known
+                    self._told = self._first, False  # the first snapshot holds the position only
             self._rounds(store, exchange)
         except (OSError, CopyError, LinkError, RuntimeError) as error:
             self._let_go(exchange)
@@ -267,7 +266,7 @@ class Copier:
     def _rounds(self, store: Store, exchange: "Exchange | None") -> None:
         step = self._first
         while step < NEVER:
-            if self._told is None or step != self._first:  # else it is put down already
+            if self._told is None or step != self._first:  # else `start_here` has taken it
                 self._arm(step)
             taken = self._await_commit()
             whole = self._copy(step, exchange, taken)
@@ -282,7 +281,7 @@ class Copier:
                 return
             self._told, self.next = None, step
             self._demand(True)
-            if self._step() >= step:  # it was committed before the demand was seen
+            if self._step() >= step:  # the commit came before the demand
                 self._told, self.next = (step, False), NEVER
                 self._demand(False)
 
@@ -296,7 +295,7 @@ class Copier:
             return self._told[1]
 
     def _look_at_memory(self) -> None:
-        """Give the copies' memory back where the job needs it: there are none any more then."""
+        """Give the memory of all copies back if the job needs it, and make no more."""
         settled = self._told is None and not self._taking
         if not settled or self.folder.asked or self._over or not is_pressed(self.folder.size_bytes):
             return

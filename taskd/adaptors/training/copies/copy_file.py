@@ -32,9 +32,10 @@ _MOST_BYTES: Final = 1 << 50
 class CopyHead(msgspec.Struct, frozen=True):
     """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of all of them.
 
-    With `place` it has that rank's place in data and random numbers alone: another rank of its node copies the state.
-    `section` is the resilient function of the script that it is of. With `own` there is something in the state that no
-    other rank has, though they are replicas.
+    Attributes:
+        place: it holds that rank's data position and random numbers only; another rank of the node copies the state.
+        section: number of the resilient function that it belongs to.
+        own: the state differs between replicas.
     """
 
     of: OfJob
@@ -76,7 +77,7 @@ class CopyFile:
 
     @property
     def size_bytes(self) -> int:
-        """Its memory."""
+        """Size of its memory."""
         return len(self._map)
 
     def erase(self) -> None:

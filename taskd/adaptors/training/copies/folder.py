@@ -31,19 +31,18 @@ class CopyFolder:
     Args:
         paths: of the memory that the agent keeps for them.
         own: the rank.
-        ranks: of its node.
+        ranks: how many ranks of its node copy a state of this size.
         asked: whether the script has asked for copies.
-        section: the resilient function of the script that they are of. Those of another one are none.
+        section: number of the resilient function. Copies of another one are ignored.
     """
 
     def __init__(
         self, paths: Sequence[Path], own: JobRank, ranks: int = 1, *, asked: bool = True, section: int = 0
     ) -> None:
-        self.ranks = ranks
-        """As many ranks of this node copy as much."""
+        self._ranks = ranks
         self._pairs = [tuple(paths[at : at + _EACH]) for at in range(0, len(paths), _EACH)]
         self._own, self.asked = own, asked
-        self.section = section
+        self._section = section
         self._known_bytes = 0
         """Copies of this size fit: that was seen before the first."""
         self._open: dict[Path, CopyFile] = {}
@@ -53,7 +52,7 @@ class CopyFolder:
         if any(self._files()):
             return ""
         self._known_bytes = size_bytes
-        return shortage(self._pairs[0][0], size_bytes, each * self.ranks, asked=self.asked)
+        return shortage(self._pairs[0][0], size_bytes, each * self._ranks, asked=self.asked)
 
     def whole(self) -> tuple[StateCopy, ...]:
         """Those that can be read."""
@@ -63,14 +62,18 @@ class CopyFolder:
 
     def _head(self, file: CopyFile) -> CopyHead | None:
         head = file.head()
-        return head if head is not None and head.section == self.section else None
+        return head if head is not None and head.section == self._section else None
+
+    def expect(self, ranks: int) -> None:
+        """So many ranks of this node copy a state of this size: look for memory for all of them."""
+        self._ranks = ranks
 
     def has_own(self) -> bool:
-        """Whether there is one of a state that has something that no other rank has, though they are replicas."""
+        """Return whether a copy is of a state that differs between replicas."""
         return any(head.own for file in self._files() if (head := self._head(file)) is not None)
 
     def find(self, of: JobRank, step: int, *, place: bool = False) -> CopyFile | None:
-        """A whole copy of a rank's state of this step; with `place`, of its place alone."""
+        """Return a whole copy of a rank's state of this step; with `place`, of its data position only."""
         for file in self._files():
             head = self._head(file)
             if head is not None and (head.of, head.step, head.place) == (of, step, place):
@@ -86,14 +89,14 @@ class CopyFolder:
         free = min(range(_EACH), key=lambda number: (steps[number] == keep >= 0, steps[number]))
         growth_bytes = files[free].growth(size_bytes)
         if growth_bytes:
-            ranks = 1 if size_bytes <= self._known_bytes else self.ranks
+            ranks = 1 if size_bytes <= self._known_bytes else self._ranks
             expect_memory(growth_bytes * ranks, asked=self.asked)
         files[free].reserve(size_bytes)
         return files[free]
 
     @property
     def size_bytes(self) -> int:
-        """All of their memory."""
+        """Size of all copies together."""
         return sum(file.size_bytes for file in self._files())
 
     def forget_after(self, step: int) -> None:

@@ -23,18 +23,18 @@ class Neighbours(NamedTuple):
 class Member(NamedTuple):
     """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours.
 
-    `before` are the ranks of its node that come before it.
+    `earlier`: the members of its node with lower ranks.
     """
 
     rank: JobRank
     first: bool
     world_size: int
     near: Neighbours
-    before: tuple[JobRank, ...] = ()
+    earlier: tuple[JobRank, ...] = ()
 
 
-def before(rank: JobRank, members: Sequence[JobRank], per_node: int) -> tuple[JobRank, ...]:
-    """Members of a rank's node that come before it."""
+def earlier_on_node(rank: JobRank, members: Sequence[JobRank], per_node: int) -> tuple[JobRank, ...]:
+    """Return the members of a rank's node with lower ranks."""
     return tuple(member for member in members if member // per_node == rank // per_node and member < rank)
 
 

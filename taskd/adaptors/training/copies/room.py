@@ -10,6 +10,7 @@ from taskd.runtime.system.memory import memory_of
 
 _GIB: Final = 1 << 30
 _LITTLE_BYTES: Final = 1 << 24
+"""Smaller copies are never given back."""
 _UNASKED: Final = 0.5
 """Copies that the script has not asked for take no more than this share of the memory that is left."""
 
@@ -42,7 +43,7 @@ def expect_memory(needed_bytes: int, *, asked: bool) -> None:
 
 
 def is_pressed(held_bytes: int) -> bool:
-    """Whether copies that take so much have more than half of what would be left without them."""
+    """Return whether copies of this size take more than half of the memory that would be free without them."""
     return held_bytes >= _LITTLE_BYTES and _left_bytes() < held_bytes
 
 

@@ -1,7 +1,7 @@
-"""Which rank of a node copies a state that several of its ranks have, and which puts down its own place alone.
+"""The choice of the rank that copies a state which several ranks of a node hold.
 
-Each says in the world's store what it holds. The first of a node that holds it copies it. Of ranks that say nothing
-else of their parts the digests of their parameters tell whether they hold the same, as for replica sets.
+Each rank writes the key of its state into the store of the world. The lowest rank of a node with a key copies that
+state. A key has the digest of the parameters: ranks of equal names may hold different weights.
 """
 
 import time
@@ -17,30 +17,35 @@ from taskd.wire.kinds import JobRank
 Asked = Callable[[Callable[[], object]], object]
 
 
-def held_by(replicas: Replicas) -> str:
-    """What a rank says that it holds: equal for ranks that hold the same."""
+def state_key(replicas: Replicas) -> str:
+    """Return the key of a rank's state: equal on ranks that hold the same state."""
     return " ".join(("state", replicas.name, *replicas.weights[-1:]))
 
 
-def copies_it(
-    store: Store, rank: JobRank, before: Iterable[JobRank], held: str, asked: Asked, pauses: Iterator[None]
+def copies_state(
+    store: Store, rank: JobRank, earlier: Iterable[JobRank], key: str, asked: Asked, pauses: Iterator[None]
 ) -> bool:
-    """Whether this rank, which holds `held`, copies it: none of those `before` it on its node does.
+    """Return whether no `earlier` rank of the node has this key, so that this rank copies the state.
 
-    `asked` returns what a question to the store gives; `pauses` wait between two. Both raise to end this.
+    Args:
+        store: of the world.
+        rank: this one.
+        earlier: lower ranks of its node.
+        key: of its state.
+        asked: returns the result of a question to the store; raises to end the wait.
+        pauses: each `next` waits until the store may be asked again; raises to end the wait.
 
     Raises:
-        CopyError: one of them does not say what it holds. It makes no copies.
+        CopyError: an earlier rank has written no key within `CONNECT_S`.
     """
     end_s = time.monotonic() + CONNECT_S
-    asked(lambda: store.set(f"held/{rank}", held))
-    for other in before:
-        key = f"held/{other}"
-        while not asked(lambda key=key: store.check([key])):  # type: ignore[misc]
+    asked(lambda: store.set(f"held/{rank}", key))
+    for other in earlier:
+        place = f"held/{other}"
+        while not asked(lambda place=place: store.check([place])):  # type: ignore[misc]
             if time.monotonic() > end_s:
                 raise CopyError(f"rank {other} makes none")
             next(pauses)
-        said = asked(lambda key=key: store.get(key))  # type: ignore[misc]
-        if said == held.encode():
+        if asked(lambda place=place: store.get(place)) == key.encode():  # type: ignore[misc]
             return False
     return True

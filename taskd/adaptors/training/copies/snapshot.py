@@ -41,7 +41,7 @@ class Snapshot:
     def __init__(self) -> None:
         self.size_bytes = 0
         self.place = False
-        """It is of the rank's place alone."""
+        """It holds the rank's data position and random numbers only."""
         self._file: CopyFile | None = None
         self._seal = b""
         self._places: list[tuple[int, int]] = []
@@ -57,7 +57,7 @@ class Snapshot:
         self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int, fits: Callable[[int], str],
         *, place: bool = False,
     ) -> None:  # fmt: skip
-        """Put down what may change before the optimizers step; with `place`, where the rank stands and nothing else.
+        """Put down what may change before the optimizers step; with `place`, the rank's position only.
 
         `fits` says why there is no room for copies of so many bytes, or "".
 
@@ -147,7 +147,7 @@ def _stepped(recovery: StateRecovery) -> Iterable[torch.Tensor]:
     """What the optimizers change in their steps."""
     for optimizer in whole(recovery.parts.optimizers):
         if any(group.get("capturable") for group in optimizer.param_groups):
-            continue  # its step may be a part of a CUDA graph, which calls no hook
+            continue  # a CUDA graph may replay its step without hooks: copy its tensors at once
         for group in optimizer.param_groups:
             yield from map(local, group["params"])
         for state in optimizer.state.values():

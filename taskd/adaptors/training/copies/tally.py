@@ -1,29 +1,29 @@
-"""What copies have cost a rank, and how often they are made by that."""
+"""Cost of copies on one rank, and the interval between copies that keeps it low."""
 
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final
 
 SHARE: Final = 0.02
-"""So much of the time may copies cost where the script does not say how often they are made."""
+"""Largest share of the time that copies may cost if the script sets no interval."""
 
 
 @dataclass
 class Tally:
-    """What copies have cost this rank, and how they have gone, since the world was formed."""
+    """Cost and results of copies on this rank since the world was formed."""
 
     whole: int = 0
     skipped: int = 0
     stall_s: float = 0.0
-    """In which the main thread waited."""
+    """Time that the main thread waited, in seconds."""
     busy_s: float = 0.0
-    """In which this rank's thread used the processor."""
+    """Processor time of the copying thread in the newest round, in seconds."""
     size_bytes: int = 0
     by_step: list[tuple[int, float]] = field(default_factory=list)
-    """The last two steps that were due, and when."""
+    """The last two steps that were copied, and when."""
 
     def due_after(self, step: int, now: int, every: int) -> int:
-        """The step to be copied after this one, where the training stands at `now` and no `every` is given."""
+        """Return the next step to copy. `now`: newest committed step. `every`: the interval, 0 to choose it by cost."""
         soon = max(step, now) + 1
         if every:
             return -(-soon // every) * every

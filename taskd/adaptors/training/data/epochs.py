@@ -23,7 +23,7 @@ class Epochs:
         used: whether the script has asked for its epochs.
         loop_ended: functions to call when a loop over a loader has ended within the loop over epochs.
         again: functions to call when another epoch than the first, or another pass over the data, begins.
-        goes_on: called when a loop over a loader goes on within its pass after a recovery; None: nobody asks.
+        goes_on: called once when a loop over a loader resumes within its pass after a recovery; None outside of one.
     """
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class Epochs:
             self._loops -= 1
 
     def go_on(self) -> None:
-        """A loop over a loader goes on within its pass.
+        """Call `goes_on` if the function that loops over the epochs starts the loop over the loader itself.
 
-        It is told of if the function that loops over the epochs begins that loop itself: nothing of a step has run yet.
+        No code of a step has run then.
         """
         if self.goes_on is None or not self._loops:
             return

@@ -151,7 +151,7 @@ def _of_set_up(parts: Parts) -> list[Matter]:
 
 
 def has_statistics(parts: Parts) -> bool:
-    """Whether running statistics of this rank's are no other rank's: DDP spreads those of the first rank, or none."""
+    """Return whether this rank has BatchNorm statistics of its own: DDP broadcasts those of its first rank, or none."""
     return any(
         _has_statistics(module)
         for wrapper in parts.wrappers()
@@ -161,7 +161,7 @@ def has_statistics(parts: Parts) -> bool:
 
 
 def _has_statistics(module: torch.nn.Module) -> bool:
-    """Whether its forward pass moves statistics by this rank's batch alone."""
+    """Return whether its forward pass updates running statistics from this rank's batch only."""
     moves = isinstance(module, _NormBase) and not isinstance(module, torch.nn.SyncBatchNorm)
     return moves and module.running_mean is not None
 

@@ -72,7 +72,7 @@ class Mode:
                 module.training = flag
 
     def _roots(self) -> Iterator[torch.nn.Module]:
-        """The module, and those within that a script evaluates in its place: what DDP and the compiler wrap."""
+        """The module, and the modules that DDP and the compiler wrap in it: a script may evaluate those instead."""
         root: Any = self._module
         while isinstance(root, torch.nn.Module):
             yield root

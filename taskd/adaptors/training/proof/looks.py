@@ -140,11 +140,11 @@ class EarlyLooks:
         _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
 
     def _keep_or_refuse(self, names: list[str]) -> None:
-        """Parts have another state on each rank: these are copied, or no new process can have one."""
+        """Have each rank copy parts that differ between ranks; without copies, refuse new processes."""
         matters = [_differing(name, self._recovery.parts) for name in names]
         if matters and self._recovery.replicas.keep_own(self._recovery.backups):
             text = "; ".join(matter.text for matter in matters)
-            self._refusals.tell(f"{text}: all ranks go back to the newest copies of their own if one is lost")
+            self._refusals.tell(f"{text}: if a rank is lost, all go back to their own newest copies")
         else:
             self._tell(matters)
 

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. A survivor that was in it when it was interrupted knows. All go back to copies of a step before, and do it again; if
-   there are none, the lowest of those survivors tells its line. One that had come to its
-   next step, or has not committed yet, was not in it: that step is done again from its beginning.
+1. A survivor knows whether it was interrupted there. All ranks go back to copies of an earlier step and do it again;
+   without such copies the lowest of those survivors reports its line. A survivor in its next step, or before its
+   commit, was not there: that step is done again from its beginning.
 2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
    behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
    from the place of the first commit of each world: a step pays nothing.
@@ -97,7 +97,7 @@ class BehindCommit:
 
     @property
     def left(self) -> int:
-        """The step behind whose commit this rank was, or would have been, at work as it was interrupted; else -1."""
+        """Step whose work behind the commit this rank has not done; -1 if it has, or there is none."""
         return self._step if self._line and first_behind(self._places) else -1
 
     def known(self, plan: WorldPlan) -> list[int]:

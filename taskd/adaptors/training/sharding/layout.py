@@ -165,7 +165,7 @@ def _in_rows(numbers: Sequence[int]) -> Iterator[LayoutRow]:
 def layout_of(wrapper: DistributedDataParallel) -> Layout:
     """Return the buckets as lists of parameter indices.
 
-    Valid after `_update_process_group` until the buckets are rebuilt twice: the reducer caches its first answer.
+    Call it before the buckets are rebuilt a second time since `_update_process_group`: the reducer caches its answer.
     """
     place = {id(parameter): index for index, parameter in enumerate(parameters(wrapper))}
     with _WithoutMemory():  # type: ignore[no-untyped-call]
@@ -174,7 +174,7 @@ def layout_of(wrapper: DistributedDataParallel) -> Layout:
 
 
 class _WithoutMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The zero tensors that torch makes of each bucket's size take the memory of one number."""
+    """Makes each zero tensor of torch's a view of one element: a bucket may be as large as the gradients."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.zeros_like.default:
@@ -183,19 +183,21 @@ class _WithoutMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def settled_layouts(recovery: StateRecovery) -> dict[int, Layout] | None:
-    """Layouts of the settled wrappers, for a copy of the state as it is now; None if some settle in the next step.
+def record_layouts(recovery: StateRecovery) -> bool:
+    """Record the layouts of settled wrappers for copies of the state; return whether a copy of this step can be exact.
 
-    Called where the training stands between two steps. Wrappers that the training function makes are left out.
+    It cannot if a wrapper settles in the next step, with a layout that is not known yet. Call it between two steps.
+    Wrappers made inside the training function are left out.
     """
-    known, lent = recovery.lent_layouts.own, {}
+    known = recovery.lent_layouts.own
     wrappers = [wrapper for wrapper in current_wrappers(recovery) if not made_inside(wrapper)]
     for index, wrapper in enumerate(wrappers):
-        if _is_settled(wrapper):
-            lent[index] = known[index] = known.get(index) or layout_of(wrapper)
-        elif recovery.commits == 1 and (wrapper.static_graph or not wrapper.find_unused_parameters):
-            return None
-    return lent
+        if not _is_settled(wrapper):
+            if recovery.commits == 1 and (wrapper.static_graph or not wrapper.find_unused_parameters):
+                return False
+        elif index not in known:
+            known[index] = layout_of(wrapper)
+    return True
 
 
 def impose(wrapper: DistributedDataParallel, layout: Layout, group: dist.ProcessGroup) -> None:

@@ -14,10 +14,10 @@ class LentLayouts:
     """What this rank gives to those that it sends its state to, and takes from the one that sends it a state.
 
     Attributes:
-        own: of this rank's settled wrappers, as far as they were asked for: for copies of its state.
+        own: layouts of this rank's settled wrappers, for copies of its state.
         gives: layouts that some other rank needs.
         takes: for each wrapper that needs one, what imposes it.
-        may_take: likewise, for each that had one if it had settled: all ranks are new, and load copies.
+        may_take: likewise in a world of new processes, which take the layouts of the copies that they load, if any.
     """
 
     own: dict[int, Layout] = field(default_factory=dict)

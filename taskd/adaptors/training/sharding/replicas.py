@@ -43,8 +43,8 @@ class Replicas:
         part: of what it has a part, by what torch says; "" for all of it. Only equal ones are given on.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
         rows: of the whole job; None without a mesh, or where they are not known.
-        own: whether the rank has something that no replica has, as far as that is known.
-        statistics: it has running statistics that no other rank has.
+        own: whether this rank's state differs from that of its replicas, as far as known.
+        statistics: this rank has BatchNorm statistics that no other rank has.
         distrusts: the rank whose state has not arrived as it was sent, until another state has.
     """
 
@@ -96,7 +96,7 @@ class Replicas:
         self.weights, self.distrusts = weights, NOBODY
 
     def keep_own(self, copying: Copying | None) -> bool:
-        """The ranks have different states though they are replicas: whether copies are made of each from now on."""
+        """Mark this rank's state as different from that of its replicas; return False if it cannot be copied."""
         kept = copying is not None and copying.keeps_own
         if kept:
             self.own = Unshared.ALONE
