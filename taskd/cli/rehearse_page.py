@@ -60,7 +60,7 @@ def _page(report: RehearsalReport) -> list[str]:
     if report.killed:
         lines.append(f"  killed: {'; '.join(map(str, report.killed))}")
     did = f"rehearsed {report.steps} steps on {report.script.ranks} ranks" if report.steps else "rehearsed"
-    faults = sum(kill.moment is not Moment.BEHIND for kill in report.killed)
+    faults = max(report.in_place, sum(kill.moment is not Moment.BEHIND for kill in report.killed))
     kept = f", {report.in_place} of {faults} faults recovered in place" if faults else ""
     lines.append(f"  {did}{kept}, in {report.seconds:.0f} s, in copies of this directory that are gone")
     return lines

@@ -88,17 +88,17 @@ def test_a_line_that_is_printed_otherwise_is_found() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(560)
 @pytest.mark.parametrize("words", everyday([(), ("once",)], ()))
-def test_a_script_that_comes_to_its_end_is_started_anew_from_there(words: tuple[str, ...]) -> None:
+def test_a_script_dies_behind_its_training_function(words: tuple[str, ...]) -> None:
     status, verdict, said = rehearse(PROGRAMS / "ends.py", arguments=words)
     assert verdict["kills"][-1] == "rank 1 behind the training function, step 24", said
-    assert verdict["in_place"] == len(verdict["kills"]) - 1
+    assert verdict["in_place"] == len(verdict["kills"]) - 1, said
     if words:
         assert (status, verdict["why"]) == (1, "it does not come through the kills"), said
         assert verdict["findings"][0]["line"] == "ends.py:31"
         assert "FileExistsError" in verdict["findings"][0]["found"]
     else:
         assert (status, verdict["verdict"]) == (0, "exact"), said
-        assert "all processes start anew; they ended well" in " ".join(verdict["notes"])
+        assert "all ranks go back to copies; they ended well" in " ".join(verdict["notes"])
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,8 @@ def test_all_may_start_anew_for_a_death_behind_the_training_function() -> None:
     verdict = judge(replace(given, recoveries=renewed))
     assert verdict.outcome is Outcome.EXACT
     assert any("all ranks go back to copies; they ended well" in note for note in verdict.notes)
+    verdict = judge(replace(given, recoveries=renewed, error="it ends with status 1"))
+    assert any(note.endswith("all ranks go back to copies") for note in verdict.notes)
     early = [recoveries[0], recoveries[1] | {"step": 6}]
     assert judge(replace(given, recoveries=early)).outcome is Outcome.INEXACT
     assert judge(replace(given, kills=[KILL])).outcome is Outcome.INEXACT

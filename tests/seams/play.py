@@ -53,7 +53,7 @@ def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Out
             launcher.end_all()
         output = launcher.output(process)
     digests = re.findall(r"^digest (\w+)$", output, re.MULTILINE)
-    lines = [line for line in output.splitlines() if line.strip() and not line.startswith("digest ")]
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith(("digest ", "self-check: "))]
     return Outcome(process.wait(), digests[0] if len(digests) == 1 else "", lines)
 
 

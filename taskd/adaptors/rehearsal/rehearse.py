@@ -176,7 +176,7 @@ class _Rehearsal:
             verdict,
             steps,
             tuple(kill for kill in runs.kills if kill.number in numbers),
-            sum(not one.get("restart") for one in run.recoveries),
+            sum(not one.get("restart") for one in runs.in_training),
             sum(len(record.printed) for record in runs.undisturbed.values()),
             output=texts(last_lines(run.output)),
         )

@@ -222,6 +222,7 @@ _TRAINING: Final = (
     Seam(_DDP, "DistributedDataParallel._pre_forward", Fit.ACCEPTS, ()),
     Seam(_MODULE, "Module", Fit.HAS, ("_call_impl", "_compiled_call_impl")),
     Seam(_MODULE, "Module", Fit.SETS, ("_non_persistent_buffers_set",)),
+    Seam("torch.utils._python_dispatch", "TorchDispatchMode", Fit.HAS, ("__torch_dispatch__",)),
     Seam("torch.amp.grad_scaler", "GradScaler", Fit.SETS, ("_scale", "_per_optimizer_states")),
     Seam(_LOADER, "_BaseDataLoaderIter.__init__", Fit.EXACT, ("self", "loader")),
     Seam(_LOADER, "_BaseDataLoaderIter", Fit.SETS, ("_num_yielded",)),

@@ -250,7 +250,8 @@ def _notes(runs: Rehearsed, told: Sequence[ScriptFinding]) -> tuple[str, ...]:
     if runs.ends_anew:
         ended = runs.recoveries[len(runs.in_training)]
         done = "all processes start anew" if ended.get("restart") else "all ranks go back to copies"
-        notes.append(f"a rank that dies behind the training function has {done}; they ended well")
+        ends = "" if runs.error else "; they ended well"
+        notes.append(f"a rank that dies behind the training function has {done}{ends}")
     local = [one for one in _variables(runs) if one.local and not one.moves]
     if local:
         names = ", ".join(repr(one.name) for one in local[:_MOST])

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from taskd.adaptors.groups.instances import imported
@@ -162,8 +161,8 @@ def has_statistics(parts: Parts) -> bool:
 
 def _has_statistics(module: torch.nn.Module) -> bool:
     """Return whether its forward pass updates running statistics from this rank's batch only."""
-    moves = isinstance(module, _NormBase) and not isinstance(module, torch.nn.SyncBatchNorm)
-    return moves and module.running_mean is not None
+    moves = getattr(module, "track_running_stats", False) and getattr(module, "running_mean", None) is not None
+    return moves and not isinstance(module, torch.nn.SyncBatchNorm)
 
 
 def tell_inexact(parts: Parts) -> None:
