@@ -34,12 +34,29 @@ class Mutation(NamedTuple):
     """Those that it is about, if not those that need the self-check."""
 
 
-_FROM_COPIES = frozenset(("all_at_once_nodes", "batchnorm", "ema_batchnorm", "split_momentum"))
-"""Exact since copies have more than the state, or are of each rank's own."""
+_MENDED = frozenset(
+    (
+        "all_at_once_nodes",
+        "batchnorm",
+        "dcp",
+        "ema_batchnorm",
+        "enumerate_accumulate",
+        "enumerate_break",
+        "enumerate_critic",
+        "enumerate_rate",
+        "evaluate_rank0",
+        "evaluation_all",
+        "evaluation_inner",
+        "loss_behind_loop",
+        "seed_each_epoch",
+        "split_momentum",
+    )
+)
+"""Exact by mechanisms that are each about few shapes of scripts."""
 MUTATIONS = {
     "unchecked": Mutation({"TASKD_SELF_CHECK": "off"}, SILENT, 12),
     "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, REFUSED, 6),
-    "copies-alone": Mutation({"SCRIPT_COPIES_ALONE": "1"}, SILENT, len(_FROM_COPIES), _FROM_COPIES),
+    "unmended": Mutation({"TASKD_SELF_CHECK": "off", "SCRIPT_UNMENDED": "1"}, SILENT, len(_MENDED), _MENDED),
 }
 
 

@@ -116,9 +116,19 @@ SCRIPTS = (
     Script("pipeline", (IDENTICAL,), "each stage is on one rank alone: from copies"),
     Script("fsdp2", (IDENTICAL,), "each rank has a part of the weights that no other has: from copies"),
     # Beside the steps
-    Script("evaluate_rank0", (IDENTICAL, REFUSED), "peers wait in a barrier: done again, from copies of a step before"),
+    Script(
+        "evaluate_rank0",
+        (IDENTICAL,),
+        "peers wait in a barrier: done again, from copies of a step before",
+        places=(Place("evaluation", 1), Place("step", 30)),
+    ),
     Script("evaluation_before", (IDENTICAL, REFUSED), "the same before the commit: survivors count the step"),
-    Script("evaluation_all", (IDENTICAL, REFUSED), "collectives after the commit: done again, from copies"),
+    Script(
+        "evaluation_all",
+        (IDENTICAL,),
+        "collectives after the commit: done again, from copies",
+        places=(Place("evaluation", 1), Place("evaluation", 4)),
+    ),
     Script(
         "evaluation_inner",
         (IDENTICAL,),
@@ -127,7 +137,12 @@ SCRIPTS = (
     ),
     Script("upload", (IDENTICAL,), "rank 0 waits for a child, and its peers for rank 0"),
     Script("slow_checkpoint", (IDENTICAL,), "a rank writes while its peer dies"),
-    Script("dcp", (IDENTICAL, REFUSED), "a collective checkpoint after the commit"),
+    Script(
+        "dcp",
+        (IDENTICAL,),
+        "a collective checkpoint after the commit: done again, from copies",
+        places=(Place("checkpoint", 1), Place("checkpoint", 4)),
+    ),
     Script("setup_run_id", (IDENTICAL, REFUSED), "broadcasts in the set-up: a newcomer sets up alone"),
     Script("setup_gather", (IDENTICAL, REFUSED), "gathered objects and a reduced number in the set-up"),
     Script("snapshot", (IDENTICAL,), "a newcomer's set-up finds a newer snapshot"),

@@ -29,10 +29,10 @@ if os.environ.get("SCRIPT_WALKS_ALONE") and "TASKD_PROCESS_ENABLE" in os.environ
     from tests.scripts.walks_alone import leave_walks_alone
 
     leave_walks_alone()
-if os.environ.get("SCRIPT_COPIES_ALONE") and "TASKD_PROCESS_ENABLE" in os.environ:
-    from tests.scripts.copies_alone import leave_copies_alone
+if os.environ.get("SCRIPT_UNMENDED") and "TASKD_PROCESS_ENABLE" in os.environ:
+    from tests.scripts.unmended import take_mendings_out
 
-    leave_copies_alone()
+    take_mendings_out()
 
 
 def _deadly() -> dict[tuple[str, int], int]:

@@ -1,0 +1,45 @@
+"""A mutation of a script's processes: taskd without what makes certain shapes of scripts go on exactly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from taskd.adaptors.training.copies import backups
+from taskd.adaptors.training.data.epochs import Epochs
+from taskd.adaptors.training.data.loop_names import LoopNames
+from taskd.adaptors.training.parts.modes import Mode
+from taskd.adaptors.training.proof import reading
+from taskd.adaptors.training.proof.looks import EarlyLooks
+from taskd.adaptors.training.script.behind import BehindCommit
+
+
+def take_mendings_out() -> None:
+    """Disable each mechanism that one of the scripts in `__main__.MENDED` needs."""
+
+    def no_layouts(*_: Any) -> bool:
+        return True
+
+    def no_statistics(*_: Any) -> bool:
+        return False
+
+    def nothing(*_: Any) -> None:
+        pass
+
+    def outermost(mode: Mode) -> Iterator[torch.nn.Module]:
+        yield mode._module
+
+    for owner, name, instead in (
+        (backups, "record_layouts", no_layouts),
+        (backups, "has_statistics", no_statistics),
+        (EarlyLooks, "_keep_or_refuse", nothing),
+        (BehindCommit, "note", nothing),
+        (BehindCommit, "tell_later", nothing),
+        (reading, "count_on", nothing),
+        (LoopNames, "keep", nothing),
+        (Epochs, "go_on", nothing),
+        (Mode, "_roots", outermost),
+    ):
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner} has no {name} any more: the mutation does nothing")
+        setattr(owner, name, instead)
