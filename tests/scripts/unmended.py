@@ -23,7 +23,7 @@ def take_mendings_out() -> None:
     def no_statistics(*_: Any) -> bool:
         return False
 
-    def nothing(*_: Any) -> None:
+    def nothing(*_: Any, **__: Any) -> None:
         pass
 
     def outermost(mode: Mode) -> Iterator[torch.nn.Module]:
