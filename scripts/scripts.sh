@@ -5,7 +5,7 @@
 # if nothing was silent, nothing failed, and the self-check's verdict was wrong for none.
 # --unseen plays those that were written without a look at what taskd checks. --mutation plays those that need a mechanism:
 # "unchecked" without the self-check (at least 12 must be silent), "walks-alone" with its walks alone (at least 6 must be
-# refused), "unmended" without those that put few shapes of scripts right (all must be silent).
+# refused), "unmended" without those that put few shapes of scripts right (all must end otherwise).
 #
 #   bash scripts/scripts.sh [--json] [--only NAME] [--unseen | --mutation unchecked|walks-alone|unmended] [--list] [--random-kills N] [--seed S] [--keep]
 set -euo pipefail

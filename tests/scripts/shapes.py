@@ -126,6 +126,23 @@ SHAPES = (
         "one more batch was handed out than trained on",
         (Place("committed", 12, rank=1), Place("backward", 30)),
         needs_check=True,
+        allowed=_EXACT,
+    ),
+    Shape(
+        14,
+        "prefetcher_object",
+        "the same, in an attribute, at an epoch's end",
+        (Place("epoch done", 1, rank=0), Place("backward", 30)),
+        needs_check=True,
+        allowed=_EXACT,
+    ),
+    Shape(
+        14,
+        "prefetcher_thread",
+        "how far another thread is ahead depends on the moment",
+        (Place("committed", 12, rank=1), Place("backward", 30)),
+        needs_check=True,
+        allowed=_NAMED,
     ),
     Shape(
         15,
@@ -212,6 +229,7 @@ SHAPES = (
         "a batch in the loop's own names was handed out and not trained on",
         (Place("backward", 15),),
         needs_check=True,
+        allowed=_EXACT,
     ),
     Shape(25, "seed_each_epoch", "random numbers of an epoch's beginning", (Place("backward", 20),), allowed=_EXACT),
     Shape(

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from taskd.adaptors.training.limits.refusals import Refusals
-from taskd.adaptors.training.proof.reading import ReadFinding, Weight, read_function, refuse_inexact
+from taskd.adaptors.training.proof.read_findings import ReadFinding, Weight
+from taskd.adaptors.training.proof.reading import read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
 from tests.training import shapes_exact, shapes_found, shapes_kept, shapes_mended, shapes_warned
 from tests.training.shapes import FOUND, state

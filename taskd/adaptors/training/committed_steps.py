@@ -142,6 +142,10 @@ class CommittedSteps:
         """
         return self._positions.read().get(step) or self._start.get(step, b"")
 
+    def record_again(self) -> None:
+        """Record the position of the present step once more: the place in the data has become known."""
+        self._record()
+
     def enter_again(self) -> None:
         """Record the random states with which the training function is entered again after a recovery.
 

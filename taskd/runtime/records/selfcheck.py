@@ -31,19 +31,23 @@ class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
         steps: those that were done twice.
         reason: why the training is not exact, or why nothing is proven.
         of: a digest of the script's text, its arguments and the number of ranks.
+        ahead: how many batches the script fetches ahead of its steps, by the name of the loader.
     """
 
     outcome: CheckOutcome
     steps: tuple[int, ...] = ()
     reason: str = ""
     of: str = ""
+    ahead: dict[str, int] = {}
 
     @property
     def text(self) -> str:
         """One line for logs and pages."""
         if self.outcome is CheckOutcome.EXACT:
             known = f"{self.outcome.value} at step{'s' * (len(self.steps) > 1)} {', '.join(map(str, self.steps))}"
-            return f"{known} ({self.reason})" if self.reason else known
+            again = [f"a batch of {name!r} is fetched ahead, and handed out again" for name in self.ahead]
+            reason = "; ".join(filter(None, (self.reason, *again)))
+            return f"{known} ({reason})" if reason else known
         return f"{self.outcome.value}: {self.reason}"
 
 

@@ -201,7 +201,8 @@ class Backups:
 
     def _take(self, snapshot: Snapshot) -> bool:
         copier, folder = self._copier, self.folder
-        ready = copier is not None and folder is not None and record_layouts(self._recovery)
+        parts = self._recovery.parts
+        ready = copier is not None and folder is not None and parts.knows_place and record_layouts(self._recovery)
         if copier is not None and folder is not None and ready:
             self._copy_own(copier, folder)
             with self._forbid("a state_dict() of the TrainState's parts has called a collective"):

@@ -13,7 +13,7 @@ Rules:
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -160,6 +160,12 @@ def samplers(loader: Any) -> list[Any]:
     """The samplers of a loader, from the outermost inwards."""
     outer = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return [outer, *_inner(outer)]
+
+
+def epoch_of(found: Iterable[Any]) -> int | None:
+    """Return the epoch of the first of these samplers that has one."""
+    epochs = (getattr(sampler, "epoch", None) for sampler in found)
+    return next((epoch for epoch in epochs if type(epoch) is int), None)
 
 
 def is_stateful(sampler: Any) -> bool:

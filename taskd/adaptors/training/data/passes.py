@@ -20,6 +20,7 @@ class Pass(msgspec.Struct, array_like=True):
         starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
         sampler: the `state_dict` of each stateful sampler, encoded, as it began.
         is_mended: whether a new process must let counts of its batches go on, or keep names of its loops.
+        ahead: how many more batches the script had fetched; they are handed out again.
     """
 
     root: int
@@ -32,6 +33,12 @@ class Pass(msgspec.Struct, array_like=True):
     starts: list[bytes] = msgspec.field(default_factory=list)
     sampler: list[bytes | None] = msgspec.field(default_factory=list)
     is_mended: bool = False
+    ahead: int = 0
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it stands where the pass before was left."""
+        return 0 < self.handed == self.left_at
 
     @property
     def seed(self) -> int:

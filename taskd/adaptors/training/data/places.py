@@ -23,12 +23,14 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch.utils.data import IterableDataset
 
 from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.batch_samples import BatchSamples, sample_of
 from taskd.adaptors.training.data.counts import opened
 from taskd.adaptors.training.data.epochs import Epochs
+from taskd.adaptors.training.data.fetched_ahead import FetchedAhead
 from taskd.adaptors.training.data.indices import (
     GOLDEN,
     MASK,
@@ -37,6 +39,7 @@ from taskd.adaptors.training.data.indices import (
     WorkerStart,
     apart,
     batches_of,
+    epoch_of,
     held_by,
     is_stateful,
     put,
@@ -63,7 +66,8 @@ class LoaderPlace:
         epochs: those of the state.
 
     Attributes:
-        samples: samples of its batches; None in a job without the self-check.
+        ahead: batches that the script fetches ahead of its steps.
+        samples: samples of its batches; None without the self-check.
         is_mended: whether counts of its batches go on after a recovery, or names of its loops are kept.
         names: local variables that are kept of loops over it; None for none.
         recorded_names: their values at the end of the present pass, encoded; empty if not recorded.
@@ -73,6 +77,7 @@ class LoaderPlace:
         self.name = name
         self.meter = meter
         self.restores = 0
+        self.ahead = FetchedAhead()
         self.samples: BatchSamples | None = None
         self.is_mended = False
         self.names: LoopNames | None = None
@@ -107,21 +112,29 @@ class LoaderPlace:
     def pack(self) -> bytes:
         """Where it stands now."""
         self._lent = None
-        now = self._resume or self._settled()
+        now = self._resume or self.ahead.place_of(self._settled())
         if not now.over:
             self._worked = True
             if self._skipped and now.handed > self._skipped:
                 self._see_skipping(now.handed)
         elif now is self._pass:
             now.starts = self._states()
-        now.is_mended = self.is_mended
+        now.is_mended, now.ahead = self.is_mended, self.ahead.batches
         return msgspec.msgpack.encode(now)
 
     def unpack(self, data: bytes) -> None:
         """Go back to what `pack` returned, with the next iterator. Raises `msgspec.DecodeError` for anything else."""
-        self._resume, self._lent = msgspec.msgpack.decode(data, type=Pass), None
-        self.is_mended |= self._resume.is_mended
-        self.restores += 1
+        resume = msgspec.msgpack.decode(data, type=Pass)
+        self.is_mended |= resume.is_mended
+        if resume.ahead:
+            self.ahead.settle(resume.ahead)
+        self._return_to(resume)
+
+    def fetch_again(self) -> bool:
+        """Go back to one batch before the newest of the remembered commit. Return whether it is known."""
+        if (place := self.ahead.remembered) is not None:
+            self._return_to(replace(place))
+        return place is not None
 
     @property
     def has_length(self) -> bool:
@@ -130,7 +143,7 @@ class LoaderPlace:
 
     def pack_names(self) -> bytes:
         """What loops over it leave behind, if the last batch of the pass was handed out; else empty."""
-        names, now = self.names, self._pass
+        names, now = self.names, self.ahead.place_of(self._pass)
         if names is None or self._resume is not None or now.over or now.handed < self._whole:
             return b""
         return names.pack()
@@ -152,11 +165,12 @@ class LoaderPlace:
         if resume is None or not (self._goes_on(resume) or (kept and not resume.over)):
             begun = self._next_of(resume or self._settled())
         else:
-            begun = msgspec.structs.replace(resume)
+            begun = replace(resume)
+            self.ahead.begin_at(begun)
             self._put_samplers(begun)
             if not kept:
                 self._epochs.go_on()
-            if not kept and _is_left(begun):
+            if not kept and begun.is_left:
                 yield from self._begin(batches, begun)
                 batches.leave()
                 self._replay(begun, begun.handed)
@@ -192,6 +206,11 @@ class LoaderPlace:
         return [] if loader is None else held_by(loader)
 
     # Inside.
+
+    def _return_to(self, resume: Pass) -> None:
+        self._resume, self._lent = resume, None
+        self.ahead.begin_at(None)
+        self.restores += 1
 
     def _begin(self, batches: "Batches", begun: Pass) -> Steps:
         self._pass, self._holder, self._worked = begun, weakref.ref(batches), False
@@ -233,7 +252,7 @@ class LoaderPlace:
                     epoch,
                 )
             return False
-        if _is_left(resume) or resume.handed >= self._batches():
+        if resume.is_left or resume.handed >= self._batches():
             return resume.loop >= 0
         return True
 
@@ -243,14 +262,15 @@ class LoaderPlace:
     def _next_of(self, last: Pass) -> Pass:
         if last is not self._pass:
             self._replay(last)
-        total, worked = self._batches(), self._worked or _is_left(last)
+        total, worked = self._batches(), self._worked or last.is_left
+        used = last.handed - (self.ahead.in_hand if last is self._pass else 0)
         return Pass(
             last.root,
             last.number + 1,
             self._epoch(),
             self._epochs.loop,
             over=False,
-            left_at=last.handed if last.handed < total and (worked or last is not self._pass) else 0,
+            left_at=used if used < total and (worked or last is not self._pass) else 0,
             starts=self._states(),
             sampler=[tree.pack(s.state_dict()) if is_stateful(s) else None for s in self._samplers()],
         )
@@ -278,11 +298,7 @@ class LoaderPlace:
         return [] if loader is None else samplers(loader)
 
     def _epoch(self) -> int | None:
-        for sampler in self._samplers():
-            epoch = getattr(sampler, "epoch", None)
-            if type(epoch) is int:
-                return epoch
-        return None
+        return epoch_of(self._samplers())
 
 
 class Batches:
@@ -307,12 +323,16 @@ class Batches:
         batch = self._ahead.pop() if self._ahead else (yield from self._fetch())
         if batch is END:
             self._pass.over = True
+            if place.ahead.records:
+                place.ahead.ended(self._pass)
             if place.names is not None and 0 < self._pass.handed == self._begun_at:
                 place.names.put_back(place.recorded_names)
             if self._pass.loop >= 0:
                 place.ended()
             yield from stop()
         self._pass.handed += 1
+        if place.ahead.records:
+            place.ahead.handed(self._pass)
         if place.samples is not None:
             place.samples.handed(self._pass.number, self._pass.handed, sample_of(batch))
         return batch
@@ -350,11 +370,6 @@ class Batches:
         except StopIteration:
             return False
         return True
-
-
-def _is_left(begun: Pass) -> bool:
-    """Whether it stands where the pass before was left."""
-    return 0 < begun.handed == begun.left_at
 
 
 @cache

@@ -49,6 +49,8 @@ class Refusals:
         self._first_step = self._anew = ""
         self.warned = False
         """Whether something was found that is not refused."""
+        self.fetches_ahead = False
+        """Whether the text of the script shows a batch that is fetched ahead, which is refused until it is proven."""
         self.hinders_proof = ""
         """Why the self-check does no step twice in this script; "" if nothing of its text speaks against it."""
 

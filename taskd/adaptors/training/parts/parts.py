@@ -226,6 +226,11 @@ class Parts:
             self.keeping[name] = place
 
     @property
+    def knows_place(self) -> bool:
+        """Whether it is known how many batches the script has fetched ahead of its steps."""
+        return not any(isinstance(place, LoaderPlace) and place.ahead.is_unknown for place in self.places.values())
+
+    @property
     def has_place(self) -> bool:
         """Whether a position holds more than random numbers."""
         return bool(self.positions) or self.epochs.used or self._mark is not None

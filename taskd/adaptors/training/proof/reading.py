@@ -15,8 +15,7 @@ Rules:
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from torch.utils.data import Sampler
 
@@ -25,11 +24,13 @@ from taskd.adaptors.training.data.loop_names import KeptNames
 from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.proof.ahead import can_be_tried
 from taskd.adaptors.training.proof.flow.expressions import TooMuch
 from taskd.adaptors.training.proof.flow.iterating import can_go_on
 from taskd.adaptors.training.proof.flow.scope import Code, code_of, forget_text, plain_function
 from taskd.adaptors.training.proof.flow.statements import Statements
 from taskd.adaptors.training.proof.flow.values import Taint, TaintKind
+from taskd.adaptors.training.proof.read_findings import WORDS, ReadFinding, Weight
 from taskd.adaptors.training.state import TrainState
 from taskd.errors import RefusedError
 from taskd.runtime.worker.worker import WorkerLink
@@ -38,33 +39,6 @@ _log = logging.getLogger(__name__)
 _MOST_TOLD: Final = 5
 _COUNTS: Final = (TaintKind.INDEX, TaintKind.CUT, TaintKind.BEGINS)
 """What a call that counts on mends."""
-_LOOKS: Final = "{} looks at a batch, and would get another one in a step that is done twice"
-
-
-class Weight(Enum):
-    """What a finding means for the job."""
-
-    REFUSED = "at a fault all processes start anew"
-    NOTED = "nothing, and nobody is warned: it is exact after a recovery"
-    WARNED = "a recovery at a single step, or something beside the training, is not exact: a warning, and no more"
-
-
-class ReadFinding(NamedTuple):
-    """One thing that is not exact after a recovery.
-
-    Attributes:
-        line: `file:line` of the script.
-        text: what was found there, and what a recovery makes of it.
-        remedy: what to write in its place.
-        weight: what it means for the job.
-        hinders: why the self-check does no step twice then; "" if it may.
-    """
-
-    line: str
-    text: str
-    remedy: str
-    weight: Weight = Weight.REFUSED
-    hinders: str = ""
 
 
 def _to_nobody(text: str) -> None:
@@ -98,9 +72,18 @@ def refuse_inexact(
             refusals.tell(f"{one.text}. {one.remedy}")
         elif link.config.allows_inexact:
             refusals.warn(f"{one.text}: not exact after a recovery. {one.remedy}")
-    if not link.config.allows_inexact:
-        refused = [one for one in told if one.weight is Weight.REFUSED]
-        refusals.add(*(Matter(one.text, one.remedy, no_rebuild=True) for one in refused))
+    if link.config.allows_inexact:
+        return
+    refused, ahead = (
+        [Matter(one.text, one.remedy, no_rebuild=True) for one in told if one.weight is weight]
+        for weight in (Weight.REFUSED, Weight.AHEAD)
+    )
+    refusals.fetches_ahead = bool(ahead) and can_be_tried(state._recovery.parts)
+    if refusals.fetches_ahead:
+        refusals.until_proven(*ahead)
+    else:
+        refused += ahead
+    refusals.add(*refused)
 
 
 def read_function(
@@ -229,7 +212,7 @@ def _as_findings(reader: Statements) -> list[ReadFinding]:
     for source in _mattering(reader):
         place, text = reader.findings[source]
         used = f"{place} ({text})" if text else place
-        found.setdefault((source.name, source.kind.name), _WORDS[source.kind](source, used))
+        found.setdefault((source.name, source.kind.name), WORDS[source.kind](source, used))
     named = {one.line for (name, kind), one in found.items() if kind == TaintKind.BEGINS.name and name != "range"}
     told = [one for (name, _), one in found.items() if name != "range" or one.line not in named]
     return sorted(told, key=lambda one: _by_line(one.line))
@@ -244,154 +227,3 @@ def _is_gone_through_again(source: Taint, reader: Statements) -> bool:
 def _by_line(place: str) -> tuple[str, int]:
     file, _, line = place.rpartition(":")
     return file, int(line)
-
-
-def _of_index(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{source.place} counts the batches of {source.loader!r} with {source.name!r}, and {used} depends on it: after "
-        "a recovery the loader goes on where it stood, and the count begins anew",
-        f"Count with state.step, or begin with enumerate({source.loader}, start=state.step % len({source.loader})) if "
-        "each batch is committed.",
-    )
-
-
-def _of_cut(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{used} takes or leaves out a number of batches of {source.loader!r}, counted from where the loader goes on "
-        "after a recovery",
-        "End the pass by state.step (if state.step % N == 0: break), and leave out nothing by hand.",
-    )
-
-
-def _of_beginning(source: Taint, used: str) -> ReadFinding:
-    begins = "begins" if source.name == "range" else f"begins {source.name!r}"
-    depends = "" if used == source.place else f", and {used} depends on it"
-    return ReadFinding(
-        source.place,
-        f"the loop at {source.place} {begins} at its first number again after a recovery{depends}",
-        "Begin where the state stands: range(state.step, …), or for epoch in state.epochs(…).",
-    )
-
-
-def _of_carried(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{source.place} sets {source.name!r} for later steps, and {used} depends on it: a recovery calls the function "
-        "again, and the name begins anew",
-        "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState (replicated={…}), or "
-        "make it from state.step.",
-    )
-
-
-def _of_batch_ahead(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{source.name!r}, a batch that {source.place} fetches before the commit, is used behind it at {used}: after a "
-        "recovery the loader goes on behind that batch, and it is lost",
-        "Fetch it behind state.commit(), or at the beginning of its own step.",
-    )
-
-
-def _of_unbound(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{used} reads {source.name!r}, which only the loop over {source.loader!r} at {source.place} sets: after a "
-        "recovery at an epoch's end that loop has nothing left to go over",
-        f"Set {source.name} before the loop.",
-    )
-
-
-def _of_zero(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{used} divides by {source.name!r} or needs what is in it, and only the loop over {source.loader!r} at "
-        f"{source.place} fills it: after a recovery at an epoch's end that loop has nothing left to go over",
-        f"Ask before: if {source.name}: …",
-    )
-
-
-def _of_calls(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{used} sets the epoch of a sampler by {source.name!r}, which counts how often that was done: a recovery does "
-        "it again",
-        "Set it by the state's epoch: for epoch in state.epochs(…): sampler.set_epoch(epoch).",
-    )
-
-
-def _of_leaving(source: Taint, used: str) -> ReadFinding:
-    del used
-    return ReadFinding(
-        source.place,
-        f"{source.place} leaves its loop behind the commit: a recovery at that very step enters the loop again, and "
-        "trains one batch more",
-        "Ask before a batch is used: if state.step >= LAST: break, where LAST is made of the epoch if it ends one.",
-        Weight.WARNED,
-    )
-
-
-def _of_handler(source: Taint, used: str) -> ReadFinding:
-    del used
-    return ReadFinding(
-        source.place,
-        f"{source.place} is reached at each recovery too: the error of the interrupted collective leaves the function "
-        "there, which is then called again",
-        "Do there nothing that must be done once alone.",
-        Weight.WARNED,
-    )
-
-
-def _of_look(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{used} asks for a batch of {source.loader!r} as an epoch begins: after a recovery at an epoch's end there is "
-        "none left, and it raises StopIteration",
-        f"Give it a default, next(iter({source.loader}), None), or look at a batch of another loader.",
-        Weight.WARNED,
-        _LOOKS.format(used),
-    )
-
-
-def _of_look_with_default(source: Taint, used: str) -> ReadFinding:
-    return ReadFinding(
-        source.place,
-        f"{used} looks at a batch of {source.loader!r} as an epoch begins",
-        "",
-        Weight.NOTED,
-        _LOOKS.format(used),
-    )
-
-
-def _of_cleaning_up(source: Taint, used: str) -> ReadFinding:
-    del used
-    text = f"{source.place} cleans up in its {source.name!r} block"
-    return ReadFinding(source.place, text, "", Weight.NOTED, f"{text}, which a healthy job runs only at its end")
-
-
-def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
-    del used
-    return ReadFinding(
-        source.place,
-        f"{source.place} makes {source.name!r} from itself once an epoch: a recovery within that epoch does it again",
-        "Make it from the epoch, and from what it was at first (a rate: BASE * FACTOR ** epoch).",
-    )
-
-
-_WORDS: Final = {
-    TaintKind.INDEX: _of_index,
-    TaintKind.CUT: _of_cut,
-    TaintKind.BEGINS: _of_beginning,
-    TaintKind.CARRIED: _of_carried,
-    TaintKind.AHEAD: _of_batch_ahead,
-    TaintKind.UNBOUND: _of_unbound,
-    TaintKind.ZERO: _of_zero,
-    TaintKind.CALLS: _of_calls,
-    TaintKind.LEAVES: _of_leaving,
-    TaintKind.HANDLES: _of_handler,
-    TaintKind.CLEANS_UP: _of_cleaning_up,
-    TaintKind.EMPTY: _of_look,
-    TaintKind.LOOKS: _of_look_with_default,
-    TaintKind.AGAIN: _of_epochs_change,
-}

@@ -10,9 +10,10 @@ Rules:
    steps until its scale fits), all ranks try a later step.
 3. What the step consists of (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
    are not deterministic may give slightly different gradients.
-4. Any other difference means that the script keeps something that a recovery does not put back. The proof has then
+4. If it differs, the script may have fetched a batch ahead, and the step is done again with that (`ahead.py`).
+5. Any other difference means that the script keeps something that a recovery does not put back. The proof has then
    changed the training itself: all processes start anew, once and for no restart, and are not recovered in place.
-5. A fault ends the proof. Nothing of it fails a job: its own errors are logged, and the step goes on.
+6. A fault ends the proof. Nothing of it fails a job: its own errors are logged, and the step goes on.
 """
 
 import functools
@@ -28,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from taskd.adaptors.faults import in_one_line
 from taskd.adaptors.groups.sites import script_line
 from taskd.adaptors.training.proof.agreement import AGREED, Agreement
+from taskd.adaptors.training.proof.ahead import AheadTrial
 from taskd.adaptors.training.proof.step_digests import StepDigests
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.tripwire import Interrupted
@@ -72,6 +74,7 @@ class ReentryProof:
     Args:
         recovery: whose steps are done again.
         agreement: how this rank agrees with the others.
+        ahead: the trial of batches that are fetched ahead.
         hindered: why a proof is of no use here; "" if it is.
         conclude: called once, with the verdict. May raise what the training function is left by.
     """
@@ -80,10 +83,12 @@ class ReentryProof:
         self,
         recovery: StateRecovery,
         agreement: Agreement,
+        ahead: AheadTrial,
         hindered: Callable[[], str],
         conclude: Callable[[CheckVerdict], None],
     ) -> None:
         self._recovery, self._agreement, self._hindered, self._conclude = recovery, agreement, hindered, conclude
+        self._ahead = ahead
         self._thread = threading.get_ident()
         self._hooks: list[RemovableHandle] = []
         self._first: StepDigests | None = None
@@ -127,12 +132,15 @@ class ReentryProof:
     def go_back(self) -> None:
         """Put all back to the last commit. Called outside of the training function."""
         self._recovery.redo()
+        if self._ahead.put_back():
+            self._recovery.record_again()
         self._recovery.enter_again()
 
     # Inside.
 
     def _arm(self) -> None:
         self.stage = ProofStage.ARMED
+        self._ahead.committed()
         self._hooks = [
             optimizer.register_step_pre_hook(_watching(self, number))
             for number, optimizer in enumerate(self._recovery.parts.optimizers)
@@ -172,9 +180,10 @@ class ReentryProof:
 
     def _behind_backward(self, number: int) -> None:
         try:
-            leaves = self.stage is ProofStage.ARMED and self._leave(number)
-            if not leaves and self.redoes:
-                self._compare(number)
+            if self.stage is ProofStage.ARMED:
+                leaves = self._leave(number)
+            else:
+                leaves = self.redoes and not self._compare(number)
         except (Interrupted, RecoveryError):
             self._recovery.withdraw_step()
             raise
@@ -198,6 +207,7 @@ class ReentryProof:
                 self._end(CheckOutcome.UNPROVEN, agreed)
             return False
         self._first = first
+        self._ahead.leave()
         self.stage = ProofStage.AGAIN
         return True
 
@@ -227,17 +237,24 @@ class ReentryProof:
         parts = self._recovery.parts
         return StepDigests.of(parts, parts.optimizers[number])
 
-    def _compare(self, number: int) -> None:
+    def _compare(self, number: int) -> bool:
+        """Compare the step with the first time. Return False if it is to be done once more."""
         assert self._first is not None
         now = self._digests(number)
         found = self._first.first_difference(now)
         noise = found is not None and self._first.is_noise(now)
         against = f"done again, it differs in {found}" if found is not None and not noise else ""
-        agreed = self._agreement.ask("same", "same", _RETURN_S, against=against)
-        if agreed != AGREED:
-            self._end(CheckOutcome.NOT_EXACT, f"{self._line}: {agreed}")
-            return
-        self._end(CheckOutcome.EXACT, "but for kernels that are not deterministic" if noise else "")
+        question = f"same/{self._ahead.batches}"
+        agreed = self._agreement.ask(question, "same", _RETURN_S, against=against)
+        if agreed == AGREED:
+            self._end(CheckOutcome.EXACT, "but for kernels that are not deterministic" if noise else "")
+            return True
+        more = self._agreement.ask(f"{question}/more", "more", _RETURN_S, against=self._ahead.why_no_more)
+        if more == AGREED:
+            self._ahead.try_more()
+            return False
+        self._end(CheckOutcome.NOT_EXACT, f"{self._line}: {agreed}")
+        return True
 
     def _missed(self, reason: str) -> None:
         """The step has gone by. Done again, it should not have: the script catches what it is left by."""
@@ -248,17 +265,19 @@ class ReentryProof:
             self._object(reason)
 
     def _object(self, reason: str) -> None:
-        self._agreement.object("same" if self.redoes else self._question(), reason)
+        self._agreement.object(f"same/{self._ahead.batches}" if self.redoes else self._question(), reason)
         self._end(CheckOutcome.UNPROVEN, reason)
 
     def _end(self, outcome: CheckOutcome, reason: str) -> None:
-        self._over()
-        self._conclude(CheckVerdict(outcome=outcome, steps=(self._recovery.step + 1,), reason=reason))
+        ahead = self._over(exact=outcome is CheckOutcome.EXACT)
+        steps = (self._recovery.step + 1,)
+        self._conclude(CheckVerdict(outcome=outcome, steps=steps, reason=reason, ahead=ahead))
 
-    def _over(self) -> None:
+    def _over(self, *, exact: bool = False) -> dict[str, int]:
         self.stage = ProofStage.OVER
         self._unhook()
         self._first = None
+        return self._ahead.end(exact=exact)
 
     def _unhook(self) -> None:
         for hook in self._hooks:

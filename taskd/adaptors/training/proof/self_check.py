@@ -19,6 +19,7 @@ import torch.distributed as dist
 from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.proof.agreement import Agreement
+from taskd.adaptors.training.proof.ahead import AheadTrial, settle
 from taskd.adaptors.training.proof.anew import start_anew
 from taskd.adaptors.training.proof.entry_writes import EntryWrites
 from taskd.adaptors.training.proof.reentry import ProofOutlook, Reentered, ReentryProof
@@ -62,6 +63,8 @@ class SelfCheckRun:
             self._begin()
         except Exception:
             logger.exception("the self-check could not begin, and is left out; training goes on")
+        if self._proof is None:
+            self._runtime.refusals.prove(exact=self._known_exact)
         proof = self._proof
         return function if proof is None else lambda: self._prove(function, proof)
 
@@ -103,14 +106,17 @@ class SelfCheckRun:
         self._file = self._verdict_file()
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
-            self._known_exact = known.outcome is CheckOutcome.EXACT
+            suspected = self._runtime.refusals.fetches_ahead
+            self._known_exact = known.outcome is CheckOutcome.EXACT and (bool(known.ahead) or not suspected)
+            settle(self._recovery.parts.places, known.ahead)
             self._heed(known)
             return
         if config.generation or self._recovery.commits:
             return
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
-        self._proof = ReentryProof(self._recovery, agreement, self._hindered, self._conclude)
+        trial = AheadTrial(self._recovery.parts, suspected=self._runtime.refusals.fetches_ahead)
+        self._proof = ReentryProof(self._recovery, agreement, trial, self._hindered, self._conclude)
 
     def _verdict_file(self) -> VerdictFile:
         config = self._link.config

@@ -1,0 +1,78 @@
+"""Trial whether a script fetches a batch ahead of its steps, with the step that is done twice.
+
+Rules:
+
+1. At a commit, such a script holds a batch that no step has used. If the step that is done again goes on behind that
+   batch, it comes out otherwise; if the loader hands the batch out again, it comes out the same. So both are tried.
+2. Where the text of the script shows that a batch is fetched ahead, only the second is tried.
+3. Tried are loaders that have handed out a batch in that step. All ranks try the same.
+"""
+
+from collections.abc import Mapping
+
+from torch.utils.data import DataLoader
+
+from taskd.adaptors.training.data.fetched_ahead import MOST_AHEAD
+from taskd.adaptors.training.data.places import LoaderPlace
+from taskd.adaptors.training.parts.parts import Parts
+
+
+def can_be_tried(parts: Parts) -> bool:
+    """Return whether the place of each data loader of the state is known, batch by batch."""
+    loaders = [name for name, part in parts.positions.items() if isinstance(part, DataLoader)]
+    return bool(loaders) and all(isinstance(parts.places.get(name), LoaderPlace) for name in loaders)
+
+
+class AheadTrial:
+    """That of the loaders of one training state.
+
+    Args:
+        parts: parts of the state.
+        suspected: whether the text of the script shows a batch that is fetched ahead.
+    """
+
+    def __init__(self, parts: Parts, *, suspected: bool) -> None:
+        self._places = {name: place for name, place in parts.places.items() if isinstance(place, LoaderPlace)}
+        self._least = MOST_AHEAD if suspected else 0
+        self._tried: dict[str, LoaderPlace] = {}
+        self.batches = 0
+        """Batches that are handed out again in the present try."""
+        for place in self._places.values():
+            place.ahead.follow()
+
+    def committed(self) -> None:
+        """The commit before the step that is done twice."""
+        for place in self._places.values():
+            place.ahead.remember()
+
+    def leave(self) -> None:
+        """The step is left, to be done again."""
+        self._tried = {name: one for name, one in self._places.items() if one.ahead.remembered is not None}
+        self.batches = self._least if self._tried else 0
+
+    @property
+    def why_no_more(self) -> str:
+        """Reason why nothing else can be tried; "" if something can."""
+        return "" if self._tried and self.batches < MOST_AHEAD else "no batch is fetched ahead"
+
+    def try_more(self) -> None:
+        """The step has come out otherwise: have one batch more handed out again."""
+        self.batches += 1
+
+    def put_back(self) -> bool:
+        """Have the batches of the present try handed out again. Return whether any are."""
+        again = [place.fetch_again() for place in self._tried.values()] if self.batches else []
+        return any(again)
+
+    def end(self, *, exact: bool) -> dict[str, int]:
+        """Stop following. If the step came out the same, return how many batches of which loader are fetched ahead."""
+        found = dict.fromkeys(self._tried, self.batches) if exact and self.batches else {}
+        settle(self._places, found)
+        return found
+
+
+def settle(places: Mapping[str, object], found: Mapping[str, int]) -> None:
+    """Have so many batches of these loaders handed out again after a recovery, and none of the others."""
+    for name, place in places.items():
+        if isinstance(place, LoaderPlace):
+            place.ahead.settle(found.get(name, 0))

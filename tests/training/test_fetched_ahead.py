@@ -1,0 +1,264 @@
+"""A loader whose script fetches a batch ahead of its steps: after a recovery that batch is handed out again.
+
+Runs are cut and compared as in `test_places`. Samples that draw random numbers as they are loaded are left out of the
+comparison: they are drawn once more.
+"""
+
+from collections.abc import Callable, Iterator
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from taskd.adaptors.training.data.fetched_ahead import FetchedAhead
+from taskd.adaptors.training.data.passes import Pass
+from taskd.adaptors.training.proof.ahead import AheadTrial, can_be_tried
+from taskd.adaptors.training.state import TrainState
+from tests.training.test_places import (
+    EPOCHS,
+    PER_EPOCH,
+    Log,
+    after,
+    disturbed,
+    plain,
+    set_up,
+    stateful,
+    undisturbed,
+    work,
+)
+from tests.training.test_places import Cut as Fault
+
+Cut = tuple[int, str]
+
+
+def ahead_of(batches: Any) -> Iterator[Any]:
+    ready = None
+    for batch in batches:
+        if ready is not None:
+            yield ready
+        ready = batch
+    if ready is not None:
+        yield ready
+
+
+class Asking:
+    """Asks for a batch, or the end, as it gives one."""
+
+    def __init__(self, loader: Any) -> None:
+        self.batches = iter(loader)
+        self.ready = next(self.batches, None)
+
+    def next(self) -> Any:
+        batch = self.ready
+        if batch is not None:
+            self.ready = next(self.batches, None)
+        return batch
+
+
+def known(state: TrainState) -> None:
+    """A new process has it from the record."""
+    if state.step == 0:
+        place: Any = state._recovery.parts.places["loader"]
+        place.ahead.settle(1)
+
+
+def begin_epoch(state: TrainState, epoch: int) -> None:
+    if isinstance(state.loader.sampler, DistributedSampler):
+        state.loader.sampler.set_epoch(epoch)
+
+
+def in_epochs(state: TrainState, log: Log, cut: Cut) -> None:
+    known(state)
+    for epoch in state.epochs(EPOCHS):
+        begin_epoch(state, epoch)
+        for batch in ahead_of(state.loader):
+            work(state, log, epoch, batch, cut)
+
+
+def asked_in_epochs(state: TrainState, log: Log, cut: Cut) -> None:
+    known(state)
+    for epoch in state.epochs(EPOCHS):
+        begin_epoch(state, epoch)
+        batches = Asking(state.loader)
+        while (batch := batches.next()) is not None:
+            work(state, log, epoch, batch, cut)
+
+
+def by_steps(state: TrainState, log: Log, cut: Cut) -> None:
+    known(state)
+    for epoch in range(state.step // PER_EPOCH, EPOCHS):
+        begin_epoch(state, epoch)
+        for batch in ahead_of(state.loader):
+            work(state, log, epoch, batch, cut)
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def over_passes(state: TrainState, log: Log, cut: Cut) -> None:
+    """The batch that is fetched behind a pass's last one is the first of the next."""
+    known(state)
+    batches = ahead_of(endless(state.loader))
+    while state.step < EPOCHS * PER_EPOCH:
+        work(state, log, 0, next(batches), cut)
+
+
+def left_early(state: TrainState, log: Log, cut: Cut) -> None:
+    """Each pass is left behind its second step, with a batch in hand."""
+    known(state)
+    for epoch in state.epochs(5):
+        begin_epoch(state, epoch)
+        for batch in ahead_of(state.loader):
+            work(state, log, epoch, batch, cut)
+            if state.step % 2 == 0:
+                break
+
+
+def seen(log: Log) -> Log:
+    """Epochs and samples."""
+    return [entry[:2] for entry in log]
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+@pytest.mark.parametrize("kind", ["plain", "shuffle", "generator", "distributed", "stateful sampler", "iterable"])
+@pytest.mark.parametrize("train", [in_epochs, asked_in_epochs, by_steps, over_passes])
+def test_a_batch_that_was_fetched_ahead_is_handed_out_again(
+    train: Callable[[TrainState, Log, Cut], None], kind: str, newcomer: bool
+) -> None:
+    whole = undisturbed(kind, train, None)
+    steps = (0, 1, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH)
+    for cut in [*((step, "committed") for step in steps if step), *((step, "working") for step in steps)]:
+        step, log = disturbed(kind, train, None, cut, newcomer=newcomer)
+        assert seen(log) == seen(after(whole, step)), cut
+
+
+@pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
+def test_a_pass_that_is_left_with_a_batch_in_hand(newcomer: bool) -> None:
+    whole = undisturbed("shuffle", left_early, None)
+    for cut in [(3, "committed"), (4, "committed"), (6, "committed"), (5, "working")]:
+        step, log = disturbed("shuffle", left_early, None, cut, newcomer=newcomer)
+        assert seen(log) == seen(after(whole, step)), cut
+
+
+def test_a_second_fault_before_a_batch_is_trained_on() -> None:
+    whole = undisturbed("shuffle", in_epochs, None)
+    state = set_up("shuffle")
+    state._recovery.begin()
+    with pytest.raises(Fault):
+        in_epochs(state, [], (7, "committed"))
+    for _ in range(2):
+        state._recovery.return_to(7)
+        log: Log = []
+        with pytest.raises(Fault):
+            in_epochs(state, log, (7, "working"))
+        assert seen(log) == seen(after(whole, 7))[:1]
+
+
+def place_with(batches: int) -> FetchedAhead:
+    ahead = FetchedAhead()
+    ahead.settle(batches)
+    return ahead
+
+
+def test_nothing_is_recorded_where_nothing_is_fetched_ahead() -> None:
+    ahead = place_with(0)
+    now = Pass(1, handed=3)
+    assert not ahead.records
+    assert ahead.place_of(now) is now
+
+
+def test_the_end_of_a_pass_counts_until_another_batch_comes() -> None:
+    ahead = place_with(1)
+    now = Pass(1, number=0, over=False)
+    for number in (1, 2):
+        now.handed = number
+        ahead.handed(now)
+    assert ahead.place_of(now).handed == 1
+    now.over = True
+    ahead.ended(now)
+    assert (ahead.place_of(now).handed, ahead.place_of(now).over) == (2, False)
+    following = Pass(1, number=1, handed=1, over=False)
+    ahead.handed(following)
+    assert (ahead.place_of(following).number, ahead.place_of(following).handed) == (0, 2)
+
+
+def test_a_pass_whose_iterator_was_given_up_is_over() -> None:
+    ahead = place_with(1)
+    now = Pass(1, number=0, over=False)
+    for number in (1, 2):
+        now.handed = number
+        ahead.handed(now)
+    now.over = True
+    assert ahead.place_of(now) is now
+
+
+def trial(kind: Callable[[], DataLoader[Any]], *, suspected: bool) -> tuple[TrainState, AheadTrial]:
+    model = torch.nn.Linear(1, 1)
+    state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=kind())
+    return state, AheadTrial(state._recovery.parts, suspected=suspected)
+
+
+@pytest.mark.parametrize(("suspected", "first"), [(False, 0), (True, 1)])
+def test_where_the_text_shows_it_a_batch_is_handed_out_again_at_once(suspected: bool, first: int) -> None:
+    state, found = trial(plain, suspected=suspected)
+    batches = iter(state.loader)
+    numbers = [next(batches)[0].tolist() for _ in range(3)]
+    assert not state._recovery.parts.knows_place
+    found.committed()
+    next(batches)
+    found.leave()
+    assert (found.batches, found.why_no_more == "") == (first, not suspected)
+    if not suspected:
+        assert not found.put_back()
+        found.try_more()
+    assert found.put_back()
+    assert next(iter(state.loader))[0].tolist() == numbers[-1]
+    assert found.end(exact=True) == {"loader": 1}
+    assert state._recovery.parts.knows_place
+    assert state._recovery.parts.places["loader"].ahead.batches == 1
+
+
+def test_a_loader_that_hands_out_nothing_in_the_step_is_not_tried() -> None:
+    state, found = trial(plain, suspected=True)
+    batches = iter(state.loader)
+    next(batches), next(batches)
+    found.committed()
+    found.leave()
+    assert (found.batches, found.put_back(), bool(found.why_no_more)) == (0, False, True)
+    assert found.end(exact=True) == {}
+
+
+def test_a_batch_that_another_thread_fetches_is_not_followed() -> None:
+    state, found = trial(plain, suspected=True)
+    batches = iter(state.loader)
+    next(batches)
+    other = Thread(target=next, args=(batches,))
+    other.start()
+    other.join()
+    found.committed()
+    next(batches)
+    found.leave()
+    assert found.why_no_more
+
+
+def test_a_step_that_came_out_otherwise_shows_nothing() -> None:
+    state, found = trial(plain, suspected=True)
+    batches = iter(state.loader)
+    next(batches), next(batches)
+    found.committed()
+    next(batches)
+    found.leave()
+    assert found.end(exact=False) == {}
+    assert not state._recovery.parts.places["loader"].ahead.records  # type: ignore[union-attr]
+
+
+def test_a_loader_whose_batches_are_not_counted_cannot_be_tried() -> None:
+    assert can_be_tried(trial(plain, suspected=False)[0]._recovery.parts)
+    assert not can_be_tried(trial(stateful, suspected=False)[0]._recovery.parts)
+    model = torch.nn.Linear(1, 1)
+    bare = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    assert not can_be_tried(bare._recovery.parts)
