@@ -100,6 +100,27 @@ def test_what_is_taken_in_goes_on(make_job: MakeJob, how: str) -> None:
     assert PROVEN in job.output
 
 
+AHEAD = {"before the verdict": (1, [1]), "behind it": (5, [1]), "all at once": (6, [0, 1])}
+"""Step and ranks of a fault in a script that fetches a batch ahead."""
+
+
+@pytest.mark.parametrize("when", everyday(AHEAD, "all at once"))
+def test_a_batch_that_is_fetched_ahead_is_handed_out_again(make_job: MakeJob, when: str) -> None:
+    """It is proven with that, in one more try. Copies of the steps before are not used: their place was not known."""
+    step, ranks = AHEAD[when]
+    points = [point(f"killed-{rank}", rank, step, "begin") for rank in ranks]
+    job = make_job(2).start("self_checked.py", {"how": "ahead", "steps": STEPS, "points": points}, env=COLD)
+    job.kill(*(f"killed-{rank}" for rank in ranks))
+    assert job.end() == 0, job.output
+    record = job.recovered(1)
+    assert weights(job.results()) == weights(results(make_job, "ahead")), job.output
+    if when == "before the verdict":
+        assert record["restart"]
+    else:
+        assert "a batch of 'loader' is fetched ahead, and handed out again" in job.output
+        assert not record["restart"]
+
+
 @pytest.mark.thorough
 def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
     job = make_job(2).start("self_checked.py", {"how": "unseeded", "steps": STEPS}, env=COLD)

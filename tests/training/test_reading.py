@@ -45,6 +45,17 @@ def test_what_is_read_in_a_training_function(name: str) -> None:
         assert one.remedy
 
 
+@pytest.mark.parametrize("how", ["ahead", "ahead_nxt", "ahead_in_turn", "ahead_after_none"])
+def test_a_batch_that_is_fetched_ahead_is_the_only_finding(how: str) -> None:
+    """The step that is done twice shows whether it can be handed out again."""
+    assert [one.weight for one in read(getattr(shapes_found, how))] == [Weight.AHEAD]
+
+
+def test_a_batch_ahead_excuses_nothing_that_is_made_of_a_loss() -> None:
+    found = read(shapes_found.best_of_a_batch_ahead)
+    assert sorted((one.weight.name, repr("best") in one.text) for one in found) == [("AHEAD", False), ("REFUSED", True)]
+
+
 def test_a_finding_names_both_lines() -> None:
     first = shapes_found.critic_of_an_iterator.__code__.co_firstlineno
     (found,) = read(shapes_found.critic_of_an_iterator)

@@ -69,9 +69,20 @@ def mixed(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def endless() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     while True:
         yield from loader
+
+
+def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    if HOW != "ahead":
+        yield from endless()
+    source = endless()
+    ready = next(source)
+    while True:
+        following = next(source)
+        yield ready
+        ready = following
 
 
 def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

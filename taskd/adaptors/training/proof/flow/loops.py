@@ -170,15 +170,19 @@ class Loops(Calls):
         else:
             names, first = (frame.assigned if frame is not self.frames[0] else {}), {}
         for name, value in env.names.items():
-            if value.root is Root.FRESH:
+            held = value.root is Root.FRESH
+            if held:
                 kind = TaintKind.AHEAD
-            elif name in names and value.head != name and not comes_again(value, first.get(name), Root.STEP):
+            elif value.held or name not in names or value.head == name:
+                continue
+            elif not comes_again(value, first.get(name), Root.STEP):
                 kind = TaintKind.CARRIED
             else:
                 continue
             line = names.get(name) or frame.assigned.get(name, frame.node.lineno)
             source = Taint(kind, name, f"{frame.file}:{line}")
-            env.names[name] = value._replace(pending=value.pending | {source}, root=max(Root.VARIES, _kept(value.root)))
+            root = max(Root.VARIES, _kept(value.root))
+            env.names[name] = value._replace(pending=value.pending | {source}, root=root, held=held)
         env.committed, env.late = 2, frozenset()
 
     def _turned(self, loop: Loop, env: Env | None) -> None:
@@ -193,7 +197,8 @@ class Loops(Calls):
         level = Root.EPOCH if loop.nested else Root.STEP
         for name, line in (loop.carried() if loop.nested else loop.assigned).items():
             value = env.names.get(name, PLAIN)
-            if value.head == name or value.root is Root.FRESH or not (loop.nested or name in env.late):
+            fetched = value.root is Root.FRESH or value.held
+            if value.head == name or fetched or not (loop.nested or name in env.late):
                 continue
             if not comes_again(value, loop.first.get(name), level):
                 source = Taint(TaintKind.CARRIED, name, f"{self.frame.file}:{line}")

@@ -84,6 +84,7 @@ class Value(NamedTuple):
         shape: what is known of it as something to iterate over, or to unpack.
         behind: the source that it is unbound by, if the pass before was empty.
         zero: the source by which it is zero then.
+        held: whether it is a batch, or made from one alone, that was fetched before a commit and is used behind it.
     """
 
     taints: Taints = NONE
@@ -96,6 +97,7 @@ class Value(NamedTuple):
     shape: "Elements | None" = None
     behind: Taint | None = None
     zero: Taint | None = None
+    held: bool = False
 
 
 class Elements(NamedTuple):
@@ -176,7 +178,13 @@ def merge(one: Value, other: Value) -> Value:
         one.shape if one.shape is other.shape else _merged(one.shape, other.shape),
         one.behind if other.behind is not None else None,
         one.zero or other.zero,
+        (one.held or other.held) and _may_be_held(one) and _may_be_held(other),
     )
+
+
+def _may_be_held(value: Value) -> bool:
+    """Whether a name with this value may wait for a batch, or hold one."""
+    return value.held or value.root is Root.FRESH or (value.root is Root.FIXED and not value.taints)
 
 
 def _merged(one: Elements | None, other: Elements | None) -> Elements | None:
