@@ -38,6 +38,7 @@ _MENDED = frozenset(
     (
         "all_at_once_nodes",
         "batchnorm",
+        "counting_wrapper",
         "dcp",
         "ema_batchnorm",
         "enumerate_accumulate",
@@ -48,6 +49,7 @@ _MENDED = frozenset(
         "evaluation_all",
         "evaluation_inner",
         "loss_behind_loop",
+        "sampler_counts_passes",
         "seed_each_epoch",
         "split_momentum",
     )

@@ -152,9 +152,19 @@ SHAPES = (
         needs_check=True,
     ),
     Shape(
-        16, "counting_wrapper", "a wrapper counts passes for the sampler", (Place("backward", 20),), needs_check=True
+        16,
+        "counting_wrapper",
+        "a wrapper counts passes for the sampler",
+        (Place("backward", 20), Place("committed", 34)),
+        allowed=_EXACT,
     ),
-    Shape(17, "sampler_counts_passes", "a sampler counts its own passes", (Place("backward", 20),), needs_check=True),
+    Shape(
+        17,
+        "sampler_counts_passes",
+        "a sampler counts its own passes",
+        (Place("backward", 20), Place("committed", 34)),
+        allowed=_EXACT,
+    ),
     Shape(
         18,
         "enumerate_rate",

@@ -8,6 +8,8 @@ import torch
 from taskd.adaptors.training.copies import backups
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.loop_names import LoopNames
+from taskd.adaptors.training.data.pass_numbers import PassNumbers
+from taskd.adaptors.training.data.sampler_epochs import SamplerEpochs
 from taskd.adaptors.training.parts.modes import Mode
 from taskd.adaptors.training.proof import reading
 from taskd.adaptors.training.proof.looks import EarlyLooks
@@ -37,6 +39,8 @@ def take_mendings_out() -> None:
         (BehindCommit, "tell_later", nothing),
         (reading, "count_on", nothing),
         (LoopNames, "keep", nothing),
+        (PassNumbers, "_put", nothing),
+        (SamplerEpochs, "_set", nothing),
         (Epochs, "go_on", nothing),
         (Mode, "_roots", outermost),
     ):

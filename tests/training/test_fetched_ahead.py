@@ -16,15 +16,13 @@ from taskd.adaptors.training.data.fetched_ahead import FetchedAhead
 from taskd.adaptors.training.data.passes import Pass
 from taskd.adaptors.training.proof.ahead import AheadTrial, can_be_tried
 from taskd.adaptors.training.state import TrainState
+from tests.training.loader_kinds import PER_EPOCH, plain, stateful
 from tests.training.test_places import (
     EPOCHS,
-    PER_EPOCH,
     Log,
     after,
     disturbed,
-    plain,
     set_up,
-    stateful,
     undisturbed,
     work,
 )

@@ -14,24 +14,22 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
     DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    WeightedRandomSampler,
 )
-from torchdata.stateful_dataloader import StatefulDataLoader
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from taskd.adaptors.training.state import TrainState
 from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 from tests.thorough import everyday
+from tests.training.loader_kinds import (
+    BATCH,
+    KINDS,
+    PER_EPOCH,
+    Epochal,
+    plain,
+)
 
-SAMPLES, BATCH, EPOCHS = 20, 4, 3
-PER_EPOCH = SAMPLES // BATCH
+EPOCHS = 3
 Log = list[Any]
 
 
@@ -40,71 +38,6 @@ KEPT: weakref.WeakKeyDictionary[TrainState, Any] = weakref.WeakKeyDictionary()
 
 class Cut(Exception):  # noqa: N818 - it is what a fault does
     """The fault."""
-
-
-class Samples(torch.utils.data.Dataset[Any]):
-    """Each with a number that is drawn anew whenever it is loaded, as augmentation does."""
-
-    def __init__(self) -> None:
-        self.loaded: list[int] = []
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[float, ...]:
-        self.loaded.append(index)
-        return index, torch.rand(1).item(), random.random(), float(np.random.rand())
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[tuple[float, ...]]:
-        worker = torch.utils.data.get_worker_info()
-        for index in range(SAMPLES) if worker is None else (range(12), range(12, SAMPLES))[worker.id]:
-            yield index, 0.0 if worker is None else torch.rand(1).item(), 0.0, 0.0
-
-
-class Fickle(Sampler[int]):
-    """A sampler of the script's own, that draws from every global generator whenever it is asked."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __iter__(self) -> Iterator[int]:
-        for _ in range(SAMPLES):
-            yield (random.randrange(SAMPLES) + int(np.random.randint(SAMPLES)) + int(torch.randint(99, ()))) % SAMPLES
-
-
-def plain(**more: Any) -> DataLoader[Any]:
-    return DataLoader(Samples(), batch_size=BATCH, **more)
-
-
-def stateful(**more: Any) -> Any:
-    dataset: Any = range(SAMPLES)
-    return StatefulDataLoader(dataset, batch_size=BATCH, shuffle=True, collate_fn=torch.tensor, **more)
-
-
-KINDS: dict[str, Callable[[], DataLoader[Any]]] = {
-    "plain": plain,
-    "shuffle": lambda: plain(shuffle=True),
-    "generator": lambda: plain(shuffle=True, generator=torch.Generator().manual_seed(7)),
-    "distributed": lambda: plain(sampler=DistributedSampler(Samples(), 1, 0)),
-    "stateful sampler": lambda: plain(sampler=StatefulDistributedSampler(range(SAMPLES), 1, 0)),
-    "replacement": lambda: plain(sampler=RandomSampler(range(SAMPLES), replacement=True)),
-    "weighted": lambda: plain(sampler=WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
-    "own sampler": lambda: plain(sampler=Fickle()),
-    "batch sampler": lambda: DataLoader(
-        Samples(), batch_sampler=BatchSampler(RandomSampler(range(SAMPLES)), BATCH, False)
-    ),
-    "workers": lambda: plain(shuffle=True, num_workers=2),
-    "persistent": lambda: plain(shuffle=True, num_workers=2, persistent_workers=True),
-    "persistent with a generator": lambda: plain(
-        shuffle=True, num_workers=2, persistent_workers=True, generator=torch.Generator().manual_seed(7)
-    ),
-    "iterable": lambda: DataLoader(Stream(), batch_size=BATCH),
-    "torchdata": stateful,
-    "torchdata with workers": lambda: stateful(num_workers=1),
-    "iterable with workers": lambda: DataLoader(Stream(), batch_size=BATCH, num_workers=2),
-}
 
 
 def set_up(kind: str, seed: int | None = None) -> TrainState:
@@ -131,7 +64,7 @@ def work(state: TrainState, log: Log, epoch: int, batch: list[torch.Tensor], cut
 
 def with_epochs(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
     for epoch in state.epochs(EPOCHS):
-        if isinstance(state.loader.sampler, DistributedSampler):
+        if isinstance(state.loader.sampler, DistributedSampler | Epochal):
             state.loader.sampler.set_epoch(epoch)
         for batch in state.loader:
             work(state, log, epoch, batch, cut)
@@ -142,7 +75,7 @@ def with_epochs(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
 
 def by_steps(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
     for epoch in range(state.step // PER_EPOCH, EPOCHS):
-        if isinstance(state.loader.sampler, DistributedSampler):
+        if isinstance(state.loader.sampler, DistributedSampler | Epochal):
             state.loader.sampler.set_epoch(epoch)
         for batch in state.loader:
             work(state, log, epoch, batch, cut)
@@ -179,7 +112,7 @@ def left_early(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
 def left_in_epochs(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
     """Each epoch leaves batches over, behind its last commit."""
     for epoch in state.epochs(5):
-        if isinstance(state.loader.sampler, DistributedSampler):
+        if isinstance(state.loader.sampler, DistributedSampler | Epochal):
             state.loader.sampler.set_epoch(epoch)
         for batch in state.loader:
             work(state, log, epoch, batch, cut)
@@ -274,7 +207,17 @@ def test_a_loop_over_epochs(kind: str, seed: int | None, newcomer: bool) -> None
         assert log == after(whole, step), cut
 
 
-OTHER = ["shuffle", "generator", "distributed", "persistent", "iterable"]
+OTHER = [
+    "shuffle",
+    "generator",
+    "distributed",
+    "persistent",
+    "iterable",
+    "counts behind a pass",
+    "counts epochs",
+    "own epochs",
+    "own passes",
+]
 
 
 @pytest.mark.parametrize("newcomer", everyday([False, True], True), ids=["survivor", "newcomer"])
@@ -301,7 +244,10 @@ def test_an_epoch_that_is_left_early() -> None:
 
 
 @pytest.mark.parametrize("newcomer", everyday([False, True], True), ids=["survivor", "newcomer"])
-@pytest.mark.parametrize("kind", ["shuffle", "generator", "distributed", "replacement", "batch sampler", "workers"])
+@pytest.mark.parametrize(
+    "kind",
+    ["shuffle", "generator", "distributed", "replacement", "batch sampler", "workers", "counts passes", "own epochs"],
+)
 def test_batches_that_an_epoch_has_left_over_are_not_handed_out(kind: str, newcomer: bool) -> None:
     """From the second epoch on: in the first nobody knows yet that some are left over."""
     whole = undisturbed(kind, left_in_epochs, None)

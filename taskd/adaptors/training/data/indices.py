@@ -13,7 +13,7 @@ Rules:
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from typing import Any
@@ -30,6 +30,7 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils import fetch
 
+from taskd.adaptors.training.data.pass_numbers import Numbers, PassNumbers
 from taskd.adaptors.training.positions.seeds import mix
 from taskd.adaptors.training.tree import bytes_of
 from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
@@ -162,17 +163,16 @@ def samplers(loader: Any) -> list[Any]:
     return [outer, *_inner(outer)]
 
 
-def epoch_of(found: Iterable[Any]) -> int | None:
-    """Return the epoch of the first of these samplers that has one."""
-    epochs = (getattr(sampler, "epoch", None) for sampler in found)
-    return next((epoch for epoch in epochs if type(epoch) is int), None)
-
-
 def is_stateful(sampler: Any) -> bool:
     """Whether what a sampler keeps of itself is to be put down as a pass begins."""
     if isinstance(sampler, DistributedSampler):  # what torchdata's says of itself is where its last pass ended
         return False
     return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
+
+
+def is_torchs(sampler: Any) -> bool:
+    """Return whether it is a sampler of torch's that counts nothing."""
+    return type(sampler) in (*_DRAW_FIRST, BatchSampler)
 
 
 def _draws_first_only(sampler: Any) -> bool:
@@ -182,29 +182,44 @@ def _draws_first_only(sampler: Any) -> bool:
 
 
 class PassOrder:
-    """One pass's order: where it begins, and what is skipped of it."""
+    """One pass's order: where it begins, and what is skipped of it.
 
-    def __init__(self, seed: int, starts: list[bytes], skip: int, numbered: bool) -> None:
+    `numbers`: those of the loader's samplers, and what is recorded of them in this pass.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        starts: list[bytes],
+        skip: int,
+        numbered: bool,
+        numbers: tuple[PassNumbers, Numbers, list[str]] | None = None,
+    ) -> None:
         self.seed = seed
         self.starts = starts
         self.skip = skip
         self.numbered = numbered
+        self.numbers = numbers or (PassNumbers(list), {}, [])
 
     def over(self, sampler: Any, held: list[torch.Generator]) -> Iterator[Any]:
         """The indices from the first one that is not skipped."""
+        watched, of_pass, counted = self.numbers
         with apart(self.seed):
             put(held, self.starts)
+            watched.begin(of_pass, counted)
             indices = iter(sampler)
         if not _draws_first_only(sampler):
             indices = _always_apart(indices, self.seed)
         nothing = object()
         with apart(self.seed):  # what draws, draws when it is asked first
             first = next(indices, nothing)
+        watched.look()
         if first is nothing:
             return
         for number, index in enumerate(chain((first,), indices)):
             if number >= self.skip:
                 yield Numbered(index, mix((self.seed + (number + 1) * GOLDEN) & MASK)) if self.numbered else index
+        watched.look()
 
 
 def _always_apart(indices: Iterator[Any], seed: int) -> Iterator[Any]:

@@ -1,9 +1,13 @@
 """What is recorded of one pass over a loader's data."""
 
+import logging
+
 import msgspec
 
 from taskd.adaptors.training.data.indices import GOLDEN, MASK
 from taskd.adaptors.training.positions.seeds import mix
+
+_log = logging.getLogger(__name__)
 
 
 class Pass(msgspec.Struct, array_like=True):
@@ -20,6 +24,8 @@ class Pass(msgspec.Struct, array_like=True):
         starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
         sampler: the `state_dict` of each stateful sampler, encoded, as it began.
         is_mended: whether a new process must let counts of its batches go on, or keep names of its loops.
+        numbers: integers of its samplers, as it began; once it is over, those that they count, now.
+        counted: names of those that the samplers count by themselves, as far as known (see `pass_numbers`).
         ahead: how many more batches the script had fetched; they are handed out again.
     """
 
@@ -34,6 +40,8 @@ class Pass(msgspec.Struct, array_like=True):
     sampler: list[bytes | None] = msgspec.field(default_factory=list)
     is_mended: bool = False
     ahead: int = 0
+    numbers: dict[str, int] = msgspec.field(default_factory=dict)
+    counted: list[str] = msgspec.field(default_factory=list)
 
     @property
     def is_left(self) -> bool:
@@ -44,3 +52,15 @@ class Pass(msgspec.Struct, array_like=True):
     def seed(self) -> int:
         """What its order and its workers draw from."""
         return mix((self.root + (self.number + 1) * GOLDEN) & MASK)
+
+
+def warn_of_skipping(name: str, resumed: int, handed: int) -> None:
+    """Log that a script takes more batches before its first work than the pass of loader `name` resumed behind."""
+    if handed - resumed > resumed:
+        _log.warning(
+            "%s went on behind the %d batches that were handed out, and the script has passed over %d more: if it "
+            "skips what was done by itself, they are left out of the training; skip nothing by hand",
+            name,
+            resumed,
+            handed - resumed - 1,
+        )

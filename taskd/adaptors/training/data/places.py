@@ -39,16 +39,18 @@ from taskd.adaptors.training.data.indices import (
     WorkerStart,
     apart,
     batches_of,
-    epoch_of,
     held_by,
     is_stateful,
+    is_torchs,
     put,
     samplers,
     states_of,
 )
 from taskd.adaptors.training.data.loading import END, Meter
 from taskd.adaptors.training.data.loop_names import LoopNames
-from taskd.adaptors.training.data.passes import Pass
+from taskd.adaptors.training.data.pass_numbers import PassNumbers, counts_epochs
+from taskd.adaptors.training.data.passes import Pass, warn_of_skipping
+from taskd.adaptors.training.data.sampler_epochs import SamplerEpochs
 from taskd.adaptors.training.data.variants import become, class_of, variant
 from taskd.adaptors.training.positions.seeds import mix
 from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around, stop
@@ -91,6 +93,8 @@ class LoaderPlace:
         self._resume: Pass | None = None
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
         self._skipped = 0  # batches that the present pass went on behind, until the script works at one
+        self._sampler_epochs = SamplerEpochs(name, self._samplers)
+        self._numbers = PassNumbers(self._watched)
         self._whole: float = 0  # batches of the present pass
         self._worked = False  # whether the script has worked at a batch of this pass
         become(loader, _kept(class_of(loader)))
@@ -116,9 +120,10 @@ class LoaderPlace:
         if not now.over:
             self._worked = True
             if self._skipped and now.handed > self._skipped:
-                self._see_skipping(now.handed)
+                warn_of_skipping(self.name, self._skipped, now.handed)
+                self._skipped = 0
         elif now is self._pass:
-            now.starts = self._states()
+            now.starts, now.numbers = self._states(), self._numbers.present()
         now.is_mended, now.ahead = self.is_mended, self.ahead.batches
         return msgspec.msgpack.encode(now)
 
@@ -135,6 +140,15 @@ class LoaderPlace:
         if (place := self.ahead.remembered) is not None:
             self._return_to(replace(place))
         return place is not None
+
+    def put_back(self) -> set[tuple[int, str]]:
+        """Return what is put back of samplers as a pass begins: ids of the objects, and names of their attributes."""
+        return self._numbers.attributes()
+
+    @property
+    def follows_epochs(self) -> bool:
+        """Whether an epoch that the script's own count gives to a sampler is put right after a recovery."""
+        return self._pass.loop >= 0 and self._pass.epoch is not None and not counts_epochs(self._pass.counted)
 
     @property
     def has_length(self) -> bool:
@@ -166,6 +180,7 @@ class LoaderPlace:
             begun = self._next_of(resume or self._settled())
         else:
             begun = replace(resume)
+            self._numbers.resume()
             self.ahead.begin_at(begun)
             self._put_samplers(begun)
             if not kept:
@@ -194,7 +209,8 @@ class LoaderPlace:
     def order(self) -> PassOrder:
         """That of the pass which an iterator is about to begin."""
         now = self._pass
-        return PassOrder(now.seed, now.starts, 0 if self._iterable else now.handed, self._workers)
+        skip = 0 if self._iterable else now.handed
+        return PassOrder(now.seed, now.starts, skip, self._workers, (self._numbers, now.numbers, now.counted))
 
     def apart(self) -> Any:
         """In which an iterator is made: what it draws is the pass's."""
@@ -220,18 +236,6 @@ class LoaderPlace:
         opened.note(begun.handed)
         return batches.enter(begun)
 
-    def _see_skipping(self, handed: int) -> None:
-        """A script that skips what was done takes more batches before its first work than it had been handed."""
-        if handed - self._skipped > self._skipped:
-            _log.warning(
-                "%s went on behind the %d batches that were handed out, and the script has passed over %d more: if it "
-                "skips what was done by itself, they are left out of the training; skip nothing by hand",
-                self.name,
-                self._skipped,
-                handed - self._skipped - 1,
-            )
-        self._skipped = 0
-
     def _settled(self) -> Pass:
         now = self._pass
         if not now.over and (self._holder is None or self._holder() is None):
@@ -239,18 +243,7 @@ class LoaderPlace:
         return now
 
     def _goes_on(self, resume: Pass) -> bool:
-        epoch = self._epoch()
-        if resume.over or resume.loop != self._epochs.loop:
-            return False
-        if epoch != resume.epoch:
-            if epoch is not None and resume.epoch is not None and epoch < resume.epoch:
-                _log.warning(
-                    "%s stands in epoch %d, and the script begins epoch %d again: let it go on where the state stands, "
-                    "for epoch in state.epochs(…)",
-                    self.name,
-                    resume.epoch,
-                    epoch,
-                )
+        if resume.over or resume.loop != self._epochs.loop or not self._sampler_epochs.is_in(resume):
             return False
         if resume.is_left or resume.handed >= self._batches():
             return resume.loop >= 0
@@ -267,7 +260,7 @@ class LoaderPlace:
         return Pass(
             last.root,
             last.number + 1,
-            self._epoch(),
+            self._sampler_epochs.of_next(),
             self._epochs.loop,
             over=False,
             left_at=used if used < total and (worked or last is not self._pass) else 0,
@@ -277,13 +270,20 @@ class LoaderPlace:
 
     def _replay(self, last: Pass, batches: int | None = None) -> None:
         """Bring the generators of loader and samplers to where the pass has left them; None: behind all its batches."""
+        samplers = self._samplers()
         if last.over:
             put(self.held(), last.starts)
-        elif last.starts and not self._iterable:
+            self._numbers.end(last.numbers, last.counted)
+        elif (last.starts or self._watched()) and not self._iterable:
             self._put_samplers(last)
-            order = PassOrder(last.seed, last.starts, 0, False).over(self._samplers()[0], self.held())
-            for _ in itertools.islice(order, batches):
-                pass
+            with self._numbers.replayed():
+                numbers = self._numbers, last.numbers, last.counted
+                order = PassOrder(last.seed, last.starts, 0, False, numbers).over(samplers[0], self.held())
+                for _ in itertools.islice(order, batches):
+                    pass
+
+    def _watched(self) -> list[Any]:
+        return [one for one in self._samplers() if not is_stateful(one) and not is_torchs(one)]
 
     def _states(self) -> list[bytes]:
         return states_of(self.held())
@@ -296,9 +296,6 @@ class LoaderPlace:
     def _samplers(self) -> list[Any]:
         loader = self._loader()
         return [] if loader is None else samplers(loader)
-
-    def _epoch(self) -> int | None:
-        return epoch_of(self._samplers())
 
 
 class Batches:

@@ -28,6 +28,7 @@ from taskd.adaptors.training.proof.texts import (
     follows_step,
     is_seeded,
     mixed_at,
+    only_sets_epochs,
     readers_of,
     remembers,
     set_once,
@@ -159,6 +160,8 @@ class Judge:
 
     def _number(self, path: str, one: SeenValue) -> list[OutsideState]:
         texts = self._of(one)
+        if self._is_put_back(one) or (self._held.follows_epochs and only_sets_epochs(one.name, texts)):
+            return []
         names = [one.name]
         if one.owned_by in (dict, list):  # its item may be set by a key that is a variable
             names.append(plain_path(one.owner).rpartition(".")[2])
@@ -190,6 +193,11 @@ class Judge:
             if self.influence.takes(path) or (self.influence.reaches(one.owner, methods) and (methods or not own)):
                 found.append(OutsideState(path, 0, line, is_kept=True))
         return found
+
+    def _is_put_back(self, one: SeenValue) -> bool:
+        """Return whether it is an attribute of a sampler that is put back as a pass begins."""
+        holder = None if one.where is None else one.where()
+        return (id(holder), one.name) in self._held.of_passes
 
     def _of_data(self, one: SeenValue) -> bool:
         """Return whether it belongs to a dataset or sampler of the state's loaders."""

@@ -12,7 +12,8 @@ class Weight(Enum):
     """What a finding means for the job."""
 
     REFUSED = "at a fault all processes start anew"
-    AHEAD = "the same, until it is proven that the batch is handed out again"
+    AHEAD = "the same, until the step that is done twice shows that the batch is handed out again"
+    UNTIL_PROVEN = "the same, until the step that is done twice comes out the same"
     NOTED = "nothing, and nobody is warned: it is exact after a recovery"
     WARNED = "a recovery at a single step, or something beside the training, is not exact: a warning, and no more"
 
@@ -108,6 +109,7 @@ def _of_calls(source: Taint, used: str) -> ReadFinding:
         f"{used} sets the epoch of a sampler by {source.name!r}, which counts how often that was done: a recovery does "
         "it again",
         "Set it by the state's epoch: for epoch in state.epochs(…): sampler.set_epoch(epoch).",
+        Weight.UNTIL_PROVEN,
     )
 
 

@@ -74,15 +74,13 @@ def refuse_inexact(
             refusals.warn(f"{one.text}: not exact after a recovery. {one.remedy}")
     if link.config.allows_inexact:
         return
-    refused, ahead = (
+    refused, ahead, unproven = (
         [Matter(one.text, one.remedy, no_rebuild=True) for one in told if one.weight is weight]
-        for weight in (Weight.REFUSED, Weight.AHEAD)
+        for weight in (Weight.REFUSED, Weight.AHEAD, Weight.UNTIL_PROVEN)
     )
-    refusals.fetches_ahead = bool(ahead) and can_be_tried(state._recovery.parts)
-    if refusals.fetches_ahead:
-        refusals.until_proven(*ahead)
-    else:
-        refused += ahead
+    can_be_proven = can_be_tried(state._recovery.parts)
+    refusals.fetches_ahead = bool(ahead) and can_be_proven
+    (refusals.until_proven if can_be_proven else refusals.add)(*ahead, *unproven)
     refusals.add(*refused)
 
 

@@ -286,3 +286,20 @@ def _addition(node: ast.AST) -> ast.Attribute | None:
 
 def _assigns(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
     return isinstance(node, ast.Assign) and any(last_name(one) == name for one in targets_of(node))
+
+
+def only_sets_epochs(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
+    """Return whether these functions change `name`, and use it for nothing but the epoch of a sampler."""
+    uses, allowed, is_set = set[int](), set[int](), False
+    for node in (node for _, _, tree in texts for node in ast.walk(tree)):
+        if isinstance(node, ast.Call) and last_name(node.func) == "set_epoch":
+            given = [inner for argument in node.args for inner in ast.walk(argument)]
+            is_set = is_set or any(last_name(inner) == name for inner in given)
+            allowed.update(map(id, given))
+        elif isinstance(node, ast.AugAssign | ast.Assign):
+            targets = targets_of(node) if isinstance(node, ast.Assign) else [node.target]
+            if any(last_name(target) == name for target in targets):
+                allowed.update(map(id, ast.walk(node)))
+        elif isinstance(node, ast.Attribute | ast.Name) and last_name(node) == name:
+            uses.add(id(node))
+    return is_set and uses <= allowed

@@ -1,0 +1,77 @@
+"""Epoch of a loader's sampler: which one a resumed pass is in, and which one the next pass gets.
+
+Rules:
+
+1. Outside of `state.epochs()` a script that sets another epoch than the recorded one begins another pass.
+2. Within `state.epochs()` the epoch is known. A script that sets another one counts the passes that it begins, as a
+   wrapper with `set_epoch(self.calls)`. A recovery makes that count too large, or too small in a new process. The
+   sampler gets the recorded epoch, and the difference is added to each later one that goes on in that count.
+3. A sampler that counts its epochs by itself is put back by `pass_numbers`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from taskd.adaptors.training.data.pass_numbers import counts_epochs
+from taskd.adaptors.training.data.passes import Pass
+
+_log = logging.getLogger(__name__)
+
+
+class SamplerEpochs:
+    """Those of one loader.
+
+    Args:
+        name: that of the loader.
+        samplers: returns its samplers, from the outermost inwards.
+    """
+
+    def __init__(self, name: str, samplers: Callable[[], Iterable[Any]]) -> None:
+        self._name, self._samplers = name, samplers
+        self._shift = self._counted = 0
+
+    def of_next(self) -> int | None:
+        """Return the epoch of a pass that begins, None without one. The sampler gets it."""
+        epoch = self._epoch
+        if not self._shift or epoch is None:
+            return epoch
+        self._shift, self._counted = self._shift if epoch == self._counted + 1 else 0, epoch
+        if self._shift:
+            self._set(epoch + self._shift)
+        return epoch + self._shift
+
+    def is_in(self, resume: Pass) -> bool:
+        """Return whether the script, which opens the loader, is in the epoch of the recorded pass."""
+        begun = self._epoch
+        if begun == resume.epoch or counts_epochs(resume.counted):
+            return True
+        if begun is None or resume.epoch is None:
+            return False
+        if resume.loop >= 0:
+            self._shift, self._counted = resume.epoch - begun, begun
+            self._set(resume.epoch)
+            return True
+        if begun < resume.epoch:
+            _log.warning(
+                "%s stands in epoch %d, and the script begins epoch %d again: let it go on where the state stands, "
+                "for epoch in state.epochs(…)",
+                self._name,
+                resume.epoch,
+                begun,
+            )
+        return False
+
+    # Inside.
+
+    @property
+    def _epoch(self) -> int | None:
+        epochs = (getattr(sampler, "epoch", None) for sampler in self._samplers())
+        return next((epoch for epoch in epochs if type(epoch) is int), None)
+
+    def _set(self, epoch: int) -> None:
+        sampler = next(one for one in self._samplers() if type(getattr(one, "epoch", None)) is int)
+        if callable(getattr(sampler, "set_epoch", None)):
+            sampler.set_epoch(epoch)
+        else:
+            sampler.epoch = epoch
