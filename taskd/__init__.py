@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from taskd.adaptors.training import Share, TrainState, load_latest, register_fault, resilient, save
     from taskd.api.actors import agent, manager
+    from taskd.config.process import restart_count
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "manager",
     "register_fault",
     "resilient",
+    "restart_count",
     "save",
 ]
 
@@ -36,6 +38,8 @@ def __getattr__(name: str) -> object:
         from taskd.api import actors
 
         value = getattr(actors, name)
+    elif name == "restart_count":
+        from taskd.config.process import restart_count as value
     elif name in _TRAINING:
         from taskd.adaptors import training
 

@@ -76,6 +76,19 @@ def own_environment() -> dict[str, str]:
     return {**_withheld, **os.environ}
 
 
+def restart_count() -> int:
+    """Return the restarts and recoveries before this process was started; 0 in a rank's first process.
+
+    Use it for what a job does once, since a new process of a rank runs the whole script again::
+
+        log = open("log.txt", "a" if taskd.restart_count() else "w")
+
+    It is torchrun's `TORCHELASTIC_RESTART_COUNT`, for the whole job. Without taskd, torchrun counts its own restarts.
+    """
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
 def replace_environment(env: Mapping[bytes, bytes]) -> None:
     """Give this process exactly `env`, for Python and for C."""
     os.environb.clear()

@@ -259,6 +259,13 @@ SHAPES = (
     ),
     Shape(
         28,
+        "setup_first_start",
+        "the set-up empties it in the first start alone",
+        (Place("step", 15, rank=0),),
+        allowed=_EXACT,
+    ),
+    Shape(
+        28,
         "setup_run_folder",
         "a newcomer's set-up makes another folder",
         (Place("backward", 15, rank=0),),

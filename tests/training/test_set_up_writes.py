@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import taskd
 from taskd.adaptors.training.proof.set_up_writes import SetUpWrites, is_another_each_time
 from taskd.runtime.worker.set_up_files import FileEvent, SetUpFiles
 
@@ -53,6 +54,38 @@ def test_a_file_that_the_training_goes_on_to_write(how: str, tmp_path: Path) -> 
     (text,) = told
     assert text.startswith(f"{FILE}:")
     assert f" empties {tmp_path}/log.txt in the set-up, and the training writes to it" in text
+
+
+def by_expression(path: Path) -> None:
+    kept.append(path.open("a" if taskd.restart_count() else "w"))
+
+
+def by_condition(path: Path) -> None:
+    if taskd.restart_count() == 0:
+        kept.append(path.open("w"))
+
+
+def with_folder(path: Path) -> None:
+    if not taskd.restart_count():
+        (path.parent / f"run-{os.getpid()}").mkdir()
+
+
+@pytest.mark.parametrize("how", [by_expression, by_condition, with_folder])
+def test_what_only_the_first_start_does_is_fine(how: Callable[[Path], None], tmp_path: Path) -> None:
+    with trained(lambda: how(tmp_path / "log.txt")) as told:
+        pass
+    assert told == []
+
+
+def test_a_condition_elsewhere_excuses_nothing(tmp_path: Path) -> None:
+    def set_up() -> None:
+        mode = "a" if taskd.restart_count() else "w"
+        kept.append((tmp_path / "first.txt").open("w"))
+        kept.append((tmp_path / mode).open(mode))
+
+    with trained(set_up) as told:
+        pass
+    assert len(told) == 2
 
 
 @pytest.mark.parametrize("mode", ["a", "w", "r+"])

@@ -6,18 +6,20 @@ Rules:
    A file that the set-up has written and closed is written again with the same content, and is not told of. Nor is one
    with the time or the process in its path: a new process opens another.
 2. A folder matters if its name is another one in each process: by time, by process, or by a count of what is there.
-3. Weights stay exact, and stock torchrun does the same at each restart: it is a warning, and no reason to restart.
+3. What stands under a condition that asks `taskd.restart_count()` is done in the first start alone, and is fine.
+4. Weights stay exact, and stock torchrun does the same at each restart: it is a warning, and no reason to restart.
 """
 
+import ast
 import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from taskd.adaptors.groups.sites import innermost_line, users_files
+from taskd.adaptors.groups.sites import innermost_line, is_users, users_files
 from taskd.runtime.worker.file_events import EMPTIES, WRITES, listen, stop_listening
 from taskd.runtime.worker.set_up_files import FileEvent, SetUpFiles
 
@@ -25,6 +27,7 @@ _DAY_S: Final = 86400
 _DIGITS: Final = 10
 """Of the seconds since 1970."""
 _MOST_BYTES: Final = 1 << 20
+_ASKS: Final = "restart_count"
 _DIGIT: Final = re.compile(r"\d")
 
 
@@ -43,7 +46,10 @@ class SetUpWrites:
     def enter(self) -> None:
         """Report findings as the training function is entered, and watch for later writes."""
         self._files.stop()
-        emptied, made = self._files.emptied.copy(), self._files.made.copy()
+        emptied, made = (
+            {path: event for path, event in events.items() if not _is_of_first_start(event)}
+            for events in (self._files.emptied, self._files.made)
+        )
         self._files.emptied.clear()
         self._files.made.clear()
         opened = _opened_for_writing() if emptied else set()
@@ -84,6 +90,34 @@ def is_another_each_time(event: FileEvent, texts: str) -> bool:
     return event.exclusive or _is_of_process(name, event.unix_s)
 
 
+def _is_of_first_start(event: FileEvent) -> bool:
+    """Return whether the script asks at that place how often the rank was restarted."""
+    return any(_asks_for_restarts(file, line) for file, line in event.frames if is_users(file))
+
+
+def _asks_for_restarts(file: str, line: int) -> bool:
+    text = _text_of(file)
+    if _ASKS not in text:
+        return False
+    with suppress(SyntaxError, ValueError, RecursionError):
+        for node in ast.walk(ast.parse(text)):
+            is_there = isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
+            if is_there and any(_ASKS in ast.unparse(test) for test in _tests_of(node)):
+                return True
+    return False
+
+
+def _tests_of(statement: ast.AST) -> Iterator[ast.AST]:
+    """Yield the condition of an `if`, and those within a statement that has no body."""
+    if isinstance(statement, ast.If):
+        yield statement.test
+    elif not hasattr(statement, "body"):
+        yield from (node.test for node in ast.walk(statement) if isinstance(node, ast.IfExp))
+    elif isinstance(statement, ast.With):
+        inner = (node for item in statement.items for node in ast.walk(item.context_expr))
+        yield from (node.test for node in inner if isinstance(node, ast.IfExp))
+
+
 def _is_of_process(name: str, unix_s: float) -> bool:
     """Whether a name was made from the process's number, or from the time."""
     numbers = re.findall(r"\d+", name)
@@ -121,7 +155,7 @@ def _text_of(file: str) -> str:
 def _of_file(event: FileEvent) -> str:
     return (
         f"{innermost_line(event.frames)} empties {event.path} in the set-up, and the training writes to it: a new "
-        "process of this rank empties it again. Open it with 'a', or empty it where the job is started."
+        "process of this rank empties it again. Open it with 'a' if taskd.restart_count() else 'w'."
     )
 
 
