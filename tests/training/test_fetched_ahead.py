@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from threading import Thread
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
@@ -105,6 +106,28 @@ def over_passes(state: TrainState, log: Log, cut: Cut) -> None:
         work(state, log, 0, next(batches), cut)
 
 
+def over_passes_in_epochs(state: TrainState, log: Log, cut: Cut) -> None:
+    """The same, within `state.epochs()`: a pass begins in the epoch before its own."""
+    known(state)
+    batches = ahead_of(endless(state.loader))
+    for epoch in state.epochs(EPOCHS):
+        while state.step < (epoch + 1) * PER_EPOCH:
+            work(state, log, epoch, next(batches), cut)
+
+
+def knowing_the_end(state: TrainState, log: Log, cut: Cut) -> None:
+    """It does not ask for the end of a pass."""
+    known(state)
+    for epoch in state.epochs(EPOCHS):
+        begin_epoch(state, epoch)
+        batches = iter(state.loader)
+        batch = next(batches, None)
+        while batch is not None:
+            following = next(batches, None) if (state.step + 1) % PER_EPOCH else None
+            work(state, log, epoch, batch, cut)
+            batch = following
+
+
 def left_early(state: TrainState, log: Log, cut: Cut) -> None:
     """Each pass is left behind its second step, with a batch in hand."""
     known(state)
@@ -121,14 +144,19 @@ def seen(log: Log) -> Log:
     return [entry[:2] for entry in log]
 
 
+LOOPS = [in_epochs, asked_in_epochs, by_steps, over_passes, over_passes_in_epochs, knowing_the_end]
+KINDS = ["plain", "shuffle", "distributed", "stateful sampler", "iterable"]
+KINDS_OF = {train: KINDS if train is knowing_the_end else [*KINDS, "generator"] for train in LOOPS}
+"""torch's sampler draws once more from its generator when it is asked for the end."""
+
+
 @pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
-@pytest.mark.parametrize("kind", ["plain", "shuffle", "generator", "distributed", "stateful sampler", "iterable"])
-@pytest.mark.parametrize("train", [in_epochs, asked_in_epochs, by_steps, over_passes])
+@pytest.mark.parametrize(("train", "kind"), [(train, kind) for train in LOOPS for kind in KINDS_OF[train]])
 def test_a_batch_that_was_fetched_ahead_is_handed_out_again(
     train: Callable[[TrainState, Log, Cut], None], kind: str, newcomer: bool
 ) -> None:
     whole = undisturbed(kind, train, None)
-    steps = (0, 1, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH)
+    steps = (0, 1, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 1, 2 * PER_EPOCH - 1, 2 * PER_EPOCH)
     for cut in [*((step, "committed") for step in steps if step), *((step, "working") for step in steps)]:
         step, log = disturbed(kind, train, None, cut, newcomer=newcomer)
         assert seen(log) == seen(after(whole, step)), cut
@@ -156,9 +184,11 @@ def test_a_second_fault_before_a_batch_is_trained_on() -> None:
         assert seen(log) == seen(after(whole, 7))[:1]
 
 
-def place_with(batches: int) -> FetchedAhead:
+def place_with(batches: int, step: int = 1) -> FetchedAhead:
+    """In this step."""
     ahead = FetchedAhead()
     ahead.settle(batches)
+    ahead.due_step = lambda: step
     return ahead
 
 
@@ -178,10 +208,25 @@ def test_the_end_of_a_pass_counts_until_another_batch_comes() -> None:
     assert ahead.place_of(now).handed == 1
     now.over = True
     ahead.ended(now)
+    ahead.ended(now)  # as one does that asks for the next batch before it looks at this one
     assert (ahead.place_of(now).handed, ahead.place_of(now).over) == (2, False)
     following = Pass(1, number=1, handed=1, over=False)
     ahead.handed(following)
     assert (ahead.place_of(following).number, ahead.place_of(following).handed) == (0, 2)
+
+
+def test_a_step_that_asks_for_nothing_has_used_what_was_held() -> None:
+    """A prefetcher that knows the length of a pass."""
+    ahead = place_with(1, step=4)
+    now = Pass(1, number=0, over=False)
+    for number in (1, 2):
+        now.handed = number
+        ahead.handed(now)
+    assert (ahead.place_of(now).handed, ahead.left_at(now)) == (1, 1)
+    ahead.due_step = lambda: 5
+    assert (ahead.place_of(now), ahead.left_at(now)) == (now, 1)
+    ahead.due_step = lambda: 6
+    assert ahead.left_at(now) == 2
 
 
 def test_a_pass_whose_iterator_was_given_up_is_over() -> None:
@@ -197,18 +242,28 @@ def test_a_pass_whose_iterator_was_given_up_is_over() -> None:
 def trial(kind: Callable[[], DataLoader[Any]], *, suspected: bool) -> tuple[TrainState, AheadTrial]:
     model = torch.nn.Linear(1, 1)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=kind())
+    state._recovery.begin()
     return state, AheadTrial(state._recovery.parts, suspected=suspected)
+
+
+def two_steps(state: TrainState, found: AheadTrial, ask: Callable[[], Any]) -> None:
+    """A batch is asked for in each, and one before the first."""
+    ask()
+    for _ in range(2):
+        ask()
+        state.commit()
+    found.committed()
 
 
 @pytest.mark.parametrize(("suspected", "first"), [(False, 0), (True, 1)])
 def test_where_the_text_shows_it_a_batch_is_handed_out_again_at_once(suspected: bool, first: int) -> None:
     state, found = trial(plain, suspected=suspected)
     batches = iter(state.loader)
-    numbers = [next(batches)[0].tolist() for _ in range(3)]
+    numbers: list[Any] = []
+    two_steps(state, found, lambda: numbers.append(next(batches)[0].tolist()))
     assert not state._recovery.parts.knows_place
-    found.committed()
     next(batches)
-    found.leave()
+    assert found.leave() == first
     assert (found.batches, found.why_no_more == "") == (first, not suspected)
     if not suspected:
         assert not found.put_back()
@@ -223,8 +278,7 @@ def test_where_the_text_shows_it_a_batch_is_handed_out_again_at_once(suspected: 
 def test_a_loader_that_hands_out_nothing_in_the_step_is_not_tried() -> None:
     state, found = trial(plain, suspected=True)
     batches = iter(state.loader)
-    next(batches), next(batches)
-    found.committed()
+    two_steps(state, found, lambda: next(batches))
     found.leave()
     assert (found.batches, found.put_back(), bool(found.why_no_more)) == (0, False, True)
     assert found.end(exact=True) == {}
@@ -233,12 +287,10 @@ def test_a_loader_that_hands_out_nothing_in_the_step_is_not_tried() -> None:
 def test_a_batch_that_another_thread_fetches_is_not_followed() -> None:
     state, found = trial(plain, suspected=True)
     batches = iter(state.loader)
-    next(batches)
+    two_steps(state, found, lambda: next(batches))
     other = Thread(target=next, args=(batches,))
     other.start()
     other.join()
-    found.committed()
-    next(batches)
     found.leave()
     assert found.why_no_more
 
@@ -246,12 +298,49 @@ def test_a_batch_that_another_thread_fetches_is_not_followed() -> None:
 def test_a_step_that_came_out_otherwise_shows_nothing() -> None:
     state, found = trial(plain, suspected=True)
     batches = iter(state.loader)
-    next(batches), next(batches)
-    found.committed()
+    two_steps(state, found, lambda: next(batches))
     next(batches)
     found.leave()
     assert found.end(exact=False) == {}
     assert not state._recovery.parts.places["loader"].ahead.records  # type: ignore[union-attr]
+
+
+def test_each_step_must_have_asked_for_a_batch() -> None:
+    """A script that commits twice a batch would have none in hand at every other commit."""
+    state, found = trial(plain, suspected=True)
+    batches = iter(state.loader)
+    next(batches), next(batches)
+    state.commit()
+    state.commit()
+    found.committed()
+    next(batches)
+    assert found.leave() == 0
+
+
+def test_with_two_loaders_nothing_is_tried() -> None:
+    """What the step shows of one shows nothing of the other, whose batches may matter later."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TrainState(model=model, optimizer=optimizer, loader=plain(), other=plain())
+    state._recovery.begin()
+    assert not can_be_tried(state._recovery.parts)
+    found = AheadTrial(state._recovery.parts, suspected=False)
+    batches = iter(state.loader)
+    next(iter(state.other))
+    two_steps(state, found, lambda: next(batches))
+    next(batches)
+    found.leave()
+    assert found.why_no_more
+
+
+@pytest.mark.parametrize(("ahead", "of_job", "expected"), [(1, True, 1), (1, False, 0), (5, True, 0), (-1, True, 0)])
+def test_a_record_of_this_job_says_that_a_batch_is_fetched_ahead(ahead: int, of_job: bool, expected: int) -> None:
+    """A checkpoint does not: the script that loads it may be another one."""
+    state = set_up("plain")
+    parts = state._recovery.parts
+    packed = msgspec.msgpack.encode(Pass(1, number=0, handed=2, over=False, ahead=ahead))
+    parts.unpack_positions({"loader": packed}, of_job=of_job)
+    assert parts.places["loader"].ahead.batches == expected  # type: ignore[union-attr]
 
 
 def test_a_loader_whose_batches_are_not_counted_cannot_be_tried() -> None:

@@ -39,6 +39,17 @@ def leaver(recovery: "CommittedSteps") -> Callable[[], None]:
     return leave
 
 
+def step_counter(recovery: "CommittedSteps") -> Callable[[], int]:
+    """Return a function for the number of the step under way, also while it is committed; from 1."""
+    known = weakref.ref(recovery)
+
+    def due_step() -> int:
+        found = known()
+        return 0 if found is None else found.step + (not found.committing)
+
+    return due_step
+
+
 class CommittedSteps:
     """The count and the positions of one training state.
 
@@ -55,6 +66,8 @@ class CommittedSteps:
         shows_steps: whether a commit shows the step in the black box too.
     """
 
+    committing = False
+    """Whether a step is being counted."""
     commits_quickly = True
     """Whether the core may commit without a call of `commit`; a rehearsal looks at each."""
 

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 
 from taskd.adaptors.groups.rows import MeshRows
-from taskd.adaptors.training.committed_steps import CommittedSteps, leaver
+from taskd.adaptors.training.committed_steps import CommittedSteps, leaver, step_counter
 from taskd.adaptors.training.data.shares import Shares
 from taskd.adaptors.training.failures import Failures
 from taskd.adaptors.training.hooks import StepHooks
@@ -90,6 +90,7 @@ class StateRecovery(CommittedSteps):
         self.interruptions = 0
         self.committing = self._restoring = self._adopting = False
         self._commit_of_script = commit
+        parts.count_steps(step_counter(self))
         self.losses = Losses()
         self._empty = False
         self.parameters_moved: Callable[[], bool] = lambda: False

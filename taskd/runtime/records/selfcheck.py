@@ -32,6 +32,7 @@ class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
         reason: why the training is not exact, or why nothing is proven.
         of: a digest of the script's text, its arguments and the number of ranks.
         ahead: how many batches the script fetches ahead of its steps, by the name of the loader.
+        section: number of the training function that this was found in; the next ones may fetch otherwise.
     """
 
     outcome: CheckOutcome
@@ -39,6 +40,7 @@ class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     of: str = ""
     ahead: dict[str, int] = {}
+    section: int = 0
 
     @property
     def text(self) -> str:

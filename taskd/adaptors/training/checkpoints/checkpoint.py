@@ -378,7 +378,8 @@ def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: Loaded, rank
     try:
         with recovery.restoring(manifest.step):
             loaded.draft.put()
-        missing = [] if loaded.position is None else recovery.parts.unpack_positions(loaded.position[1])
+        found = {} if loaded.position is None else loaded.position[1]
+        missing = [] if loaded.position is None else recovery.parts.unpack_positions(found, of_job=False)
         if loaded.position is not None:
             RngCapture().restore(loaded.position[0])
     except OF_PARTS as error:

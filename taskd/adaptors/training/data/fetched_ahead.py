@@ -6,12 +6,14 @@ Rules:
    that batch again: the place to record is that of the batch before.
 2. The end of a pass counts as a batch as long as nothing follows it, since a prefetcher asks for one there, too. In a
    loop over several passes the first batch of the next pass takes its place.
-3. `proof/ahead.py` finds out whether a batch is fetched ahead. Until then the loader is followed. A batch that another
+3. A step in which the script has asked for nothing has used the batch that it held: a prefetcher that knows the end.
+4. `proof/ahead.py` finds out whether a batch is fetched ahead. Until then the loader is followed. A batch that another
    thread fetches is ahead by chance, and not followed.
 """
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from msgspec.structs import replace
@@ -19,11 +21,9 @@ from msgspec.structs import replace
 from taskd.adaptors.training.data.passes import Pass
 
 MOST_AHEAD: Final = 1
-"""Batches fetched ahead that a recovery can have handed out again.
-
-At the end of a pass a script may ask once for the end, or once for each batch that it holds: with one batch, that is
-the same.
-"""
+"""Batches fetched ahead that a recovery can have handed out again. With more, the end of a pass would be ambiguous."""
+_STEPS: Final = 3
+"""In each of the first steps a batch must be asked for."""
 
 
 class FetchedAhead:
@@ -32,20 +32,22 @@ class FetchedAhead:
     Attributes:
         batches: how many; they are handed out again after a recovery.
         records: whether `handed` and `ended` are to be called.
+        due_step: returns the number of the step under way, also while it is committed; from 1.
     """
 
     def __init__(self) -> None:
         self.batches = 0
         self.records = False
+        self.due_step: Callable[[], int] = int
         self._follows = self._has_ended = self._by_others = False
         self._thread = 0
-        self._handed = self._remembered_at = 0
+        self._asked_in: deque[int] = deque(maxlen=_STEPS)
         self._newest: deque[Pass] = deque(maxlen=MOST_AHEAD + 1)
         self._remembered: Pass | None = None
 
     def follow(self) -> None:
-        """Record where the pass stands, until `settle`."""
-        self._thread, self._follows, self.records = threading.get_ident(), True, True
+        """Record where the pass stands, until `settle`. Nothing is known yet."""
+        self._thread, self._follows, self.records, self.batches = threading.get_ident(), True, True, 0
 
     def settle(self, batches: int) -> None:
         """So many batches are fetched ahead."""
@@ -58,33 +60,44 @@ class FetchedAhead:
             self._has_ended = False
             self._newest.pop()
         self._newest.append(replace(now))
-        self._handed += 1
-        self._by_others = self._by_others or threading.get_ident() != self._thread
+        self._ask()
 
     def ended(self, now: Pass) -> None:
-        """Record the end of a pass."""
-        self._newest.append(replace(now))
-        self._has_ended = True
+        """Record that the script has asked for a batch at the end of a pass, for the first time."""
+        if not self._has_ended:
+            self._newest.append(replace(now))
+            self._has_ended = True
+            self._ask()
 
     def begin_at(self, place: Pass | None) -> None:
         """Forget what was recorded. The next batch is the first, or the first behind `place`."""
         self._newest.clear()
+        self._asked_in.clear()
         self._has_ended = False
         if place is not None:
             self._newest.append(replace(place))
 
-    @property
-    def in_hand(self) -> int:
-        """Batches of the present pass that no step has used."""
-        return 0 if self._has_ended else self.batches
+    def in_hand(self, step: int) -> int:
+        """Return how many batches no step has used, once `step` is committed."""
+        return self.batches if self._asked_in and self._asked_in[-1] >= step else 0
 
     def place_of(self, now: Pass) -> Pass:
-        """Return where the steps stand, of a pass that stands at `now`."""
-        if not self.batches or len(self._newest) <= self.batches or (now.over and not self._has_ended):
+        """Return where the steps stand once the step under way is committed, of a pass that stands at `now`."""
+        held = self.in_hand(self.due_step())
+        if not held or len(self._newest) <= held or (now.over and not self._has_ended):
             return now
-        return self._newest[-1 - self.batches]
+        return self._newest[-1 - held]
+
+    def left_at(self, now: Pass) -> int:
+        """Return how many batches of the pass the committed steps have used."""
+        return now.handed - (0 if self._has_ended else self.in_hand(self.due_step() - 1))
 
     # For the trial.
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a batch was asked for since `follow`."""
+        return bool(self._asked_in)
 
     @property
     def is_unknown(self) -> bool:
@@ -92,11 +105,21 @@ class FetchedAhead:
         return self._follows and bool(self._newest)
 
     def remember(self) -> None:
-        """A step is committed: remember where the pass stood one batch ago."""
-        self._remembered = self._newest[-1 - MOST_AHEAD] if len(self._newest) > MOST_AHEAD else None
-        self._remembered_at = self._handed
+        """A step is committed: remember where the pass stood one batch ago, if a batch was asked for in each step."""
+        steps = range(self.due_step() - 1, self.due_step() - _STEPS, -1)
+        known = len(self._newest) > MOST_AHEAD and set(steps) <= set(self._asked_in)
+        self._remembered = self._newest[-1 - MOST_AHEAD] if known else None
 
     @property
     def remembered(self) -> Pass | None:
-        """Place of the batch before the newest, at `remember`, if a batch was fetched since by the same thread."""
-        return None if self._by_others or self._handed == self._remembered_at else self._remembered
+        """Place of the batch before the newest, at `remember`, if a batch was asked for since by the same thread."""
+        asked = bool(self._asked_in) and self._asked_in[-1] >= self.due_step()
+        return self._remembered if asked and not self._by_others else None
+
+    # Inside.
+
+    def _ask(self) -> None:
+        self._by_others = self._by_others or threading.get_ident() != self._thread
+        step = self.due_step()
+        if not self._asked_in or self._asked_in[-1] != step:
+            self._asked_in.append(step)

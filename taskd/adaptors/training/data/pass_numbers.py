@@ -11,8 +11,10 @@ Rules:
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
+_LIMIT: Final = 1 << 63
+"""Larger numbers do not fit into a record; they are seeds, and no counts."""
 Numbers = dict[str, int]
 """Values by "index of the sampler.attribute"."""
 
@@ -90,7 +92,7 @@ class PassNumbers:
             f"{index}.{name}": value
             for index, sampler in enumerate(self._samplers())
             for name, value in getattr(sampler, "__dict__", {}).items()
-            if type(value) is int
+            if type(value) is int and -_LIMIT <= value < _LIMIT
         }
 
 

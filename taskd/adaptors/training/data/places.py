@@ -30,7 +30,7 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.data.batch_samples import BatchSamples, sample_of
 from taskd.adaptors.training.data.counts import opened
 from taskd.adaptors.training.data.epochs import Epochs
-from taskd.adaptors.training.data.fetched_ahead import FetchedAhead
+from taskd.adaptors.training.data.fetched_ahead import MOST_AHEAD, FetchedAhead
 from taskd.adaptors.training.data.indices import (
     GOLDEN,
     MASK,
@@ -93,7 +93,7 @@ class LoaderPlace:
         self._resume: Pass | None = None
         self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
         self._skipped = 0  # batches that the present pass went on behind, until the script works at one
-        self._sampler_epochs = SamplerEpochs(name, self._samplers)
+        self._sampler_epochs = SamplerEpochs(name, self._samplers, lambda: self.ahead.due_step() - 1)
         self._numbers = PassNumbers(self._watched)
         self._whole: float = 0  # batches of the present pass
         self._worked = False  # whether the script has worked at a batch of this pass
@@ -117,6 +117,8 @@ class LoaderPlace:
         """Where it stands now."""
         self._lent = None
         now = self._resume or self.ahead.place_of(self._settled())
+        if self.ahead.batches and now is not self._resume:
+            now.loop = self._epochs.loop  # the first batch of a pass may be fetched in the epoch before
         if not now.over:
             self._worked = True
             if self._skipped and now.handed > self._skipped:
@@ -127,11 +129,11 @@ class LoaderPlace:
         now.is_mended, now.ahead = self.is_mended, self.ahead.batches
         return msgspec.msgpack.encode(now)
 
-    def unpack(self, data: bytes) -> None:
-        """Go back to what `pack` returned, with the next iterator. Raises `msgspec.DecodeError` for anything else."""
+    def unpack(self, data: bytes, *, of_job: bool = True) -> None:
+        """Go back to what `pack` returned with the next iterator. Raises `msgspec.DecodeError` for anything else."""
         resume = msgspec.msgpack.decode(data, type=Pass)
         self.is_mended |= resume.is_mended
-        if resume.ahead:
+        if of_job and 0 < resume.ahead <= MOST_AHEAD:
             self.ahead.settle(resume.ahead)
         self._return_to(resume)
 
@@ -256,7 +258,7 @@ class LoaderPlace:
         if last is not self._pass:
             self._replay(last)
         total, worked = self._batches(), self._worked or last.is_left
-        used = last.handed - (self.ahead.in_hand if last is self._pass else 0)
+        used = self.ahead.left_at(last) if last is self._pass else last.handed
         return Pass(
             last.root,
             last.number + 1,

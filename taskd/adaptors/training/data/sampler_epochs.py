@@ -3,9 +3,10 @@
 Rules:
 
 1. Outside of `state.epochs()` a script that sets another epoch than the recorded one begins another pass.
-2. Within `state.epochs()` the epoch is known. A script that sets another one counts the passes that it begins, as a
-   wrapper with `set_epoch(self.calls)`. A recovery makes that count too large, or too small in a new process. The
-   sampler gets the recorded epoch, and the difference is added to each later one that goes on in that count.
+2. Within `state.epochs()` the epoch is known. A script that sets another one may count the passes that it begins, as a
+   wrapper with `set_epoch(self.calls)`: if the recorded epoch is the number of the pass, and the one that is set now is
+   not the step. A recovery makes that count too large, or too small in a new process. The sampler gets the recorded
+   epoch, and the difference is added to each later one that goes on in that count.
 3. A sampler that counts its epochs by itself is put back by `pass_numbers`.
 """
 
@@ -25,10 +26,11 @@ class SamplerEpochs:
     Args:
         name: that of the loader.
         samplers: returns its samplers, from the outermost inwards.
+        step: returns the number of committed steps.
     """
 
-    def __init__(self, name: str, samplers: Callable[[], Iterable[Any]]) -> None:
-        self._name, self._samplers = name, samplers
+    def __init__(self, name: str, samplers: Callable[[], Iterable[Any]], step: Callable[[], int]) -> None:
+        self._name, self._samplers, self._step = name, samplers, step
         self._shift = self._counted = 0
 
     def of_next(self) -> int | None:
@@ -43,15 +45,14 @@ class SamplerEpochs:
 
     def is_in(self, resume: Pass) -> bool:
         """Return whether the script, which opens the loader, is in the epoch of the recorded pass."""
-        begun = self._epoch
+        begun, self._shift = self._epoch, 0
         if begun == resume.epoch or counts_epochs(resume.counted):
             return True
         if begun is None or resume.epoch is None:
             return False
-        if resume.loop >= 0:
+        if resume.epoch in (resume.number, resume.loop) and resume.loop >= 0 and begun != self._step():
             self._shift, self._counted = resume.epoch - begun, begun
-            self._set(resume.epoch)
-            return True
+            return self._set(resume.epoch)
         if begun < resume.epoch:
             _log.warning(
                 "%s stands in epoch %d, and the script begins epoch %d again: let it go on where the state stands, "
@@ -69,9 +70,16 @@ class SamplerEpochs:
         epochs = (getattr(sampler, "epoch", None) for sampler in self._samplers())
         return next((epoch for epoch in epochs if type(epoch) is int), None)
 
-    def _set(self, epoch: int) -> None:
+    def _set(self, epoch: int) -> bool:
+        """Set the epoch of the first sampler that has one. Return whether it can be set."""
         sampler = next(one for one in self._samplers() if type(getattr(one, "epoch", None)) is int)
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)
-        else:
-            sampler.epoch = epoch
+        try:
+            sampler.set_epoch(epoch) if callable(getattr(sampler, "set_epoch", None)) else setattr(
+                sampler, "epoch", epoch
+            )
+        except (AttributeError, TypeError) as error:
+            _log.warning(
+                "epoch %d of the sampler of %s cannot be set: %r; another pass begins", epoch, self._name, error
+            )
+            self._shift = 0
+        return self._epoch == epoch

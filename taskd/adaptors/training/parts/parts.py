@@ -136,8 +136,11 @@ class Parts:
             return lambda: tree.pack(part.epoch)
         return lambda: tree.pack(part.state_dict())
 
-    def unpack_positions(self, packed: dict[str, bytes]) -> list[str]:
-        """Put back what `pack_positions` returned; return the names of the parts that it did not have."""
+    def unpack_positions(self, packed: dict[str, bytes], *, of_job: bool = True) -> list[str]:
+        """Put back what `pack_positions` returned; return the names of the parts that it did not have.
+
+        `of_job`: it was packed in this job, and is from no checkpoint.
+        """
         self.epochs.unpack(packed.get(""))
         for name, place in self.places.items():
             if isinstance(place, LoaderPlace):
@@ -149,14 +152,15 @@ class Parts:
             if part is None:
                 continue
             try:
-                self._unpack(name, part, data, begins_anew="" not in packed)
+                self._unpack(name, part, data, begins_anew="" not in packed, of_job=of_job)
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RestoreError(f"the data position of {name!r} cannot be put back: {error!r}") from error
         return [name for name in self.positions if name not in packed]
 
-    def _unpack(self, name: str, part: Any, data: bytes, *, begins_anew: bool) -> None:
-        if name in self.places:
-            self.places[name].unpack(data)
+    def _unpack(self, name: str, part: Any, data: bytes, *, begins_anew: bool, of_job: bool) -> None:
+        place = self.places.get(name)
+        if place is not None:
+            place.unpack(data, of_job=of_job) if isinstance(place, LoaderPlace) else place.unpack(data)
             return
         value = tree.unpack(data)
         if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= batches_of(part):
@@ -208,6 +212,12 @@ class Parts:
             yield
         finally:
             self._mark = None
+
+    def count_steps(self, due_step: Callable[[], int]) -> None:
+        """Give loaders the number of the step under way."""
+        for place in self.places.values():
+            if isinstance(place, LoaderPlace):
+                place.ahead.due_step = due_step
 
     def sample_batches(self, world_size: int) -> None:
         """Record a sample of each loader's newest batch with its position, from now on."""

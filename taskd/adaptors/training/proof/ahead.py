@@ -5,7 +5,8 @@ Rules:
 1. At a commit, such a script holds a batch that no step has used. If the step that is done again goes on behind that
    batch, it comes out otherwise; if the loader hands the batch out again, it comes out the same. So both are tried.
 2. Where the text of the script shows that a batch is fetched ahead, only the second is tried.
-3. Tried are loaders that have handed out a batch in that step. All ranks try the same.
+3. The loader must be the only one that the script has asked, in each of the first steps: what comes out the same shows
+   nothing of another loader, whose batches may matter later.
 """
 
 from collections.abc import Mapping
@@ -18,9 +19,9 @@ from taskd.adaptors.training.parts.parts import Parts
 
 
 def can_be_tried(parts: Parts) -> bool:
-    """Return whether the place of each data loader of the state is known, batch by batch."""
+    """Return whether the state has one data loader, whose place is known batch by batch."""
     loaders = [name for name, part in parts.positions.items() if isinstance(part, DataLoader)]
-    return bool(loaders) and all(isinstance(parts.places.get(name), LoaderPlace) for name in loaders)
+    return len(loaders) == 1 and isinstance(parts.places.get(loaders[0]), LoaderPlace)
 
 
 class AheadTrial:
@@ -37,6 +38,8 @@ class AheadTrial:
         self._tried: dict[str, LoaderPlace] = {}
         self.batches = 0
         """Batches that are handed out again in the present try."""
+        self.tries = 0
+        """Tries before the present one."""
         for place in self._places.values():
             place.ahead.follow()
 
@@ -45,10 +48,12 @@ class AheadTrial:
         for place in self._places.values():
             place.ahead.remember()
 
-    def leave(self) -> None:
-        """The step is left, to be done again."""
-        self._tried = {name: one for name, one in self._places.items() if one.ahead.remembered is not None}
+    def leave(self) -> int:
+        """The step may be left, to be done again. Return how many batches are handed out again then."""
+        used = {name: one for name, one in self._places.items() if one.ahead.is_used}
+        self._tried = {name: one for name, one in used.items() if len(used) == 1 and one.ahead.remembered is not None}
         self.batches = self._least if self._tried else 0
+        return self.batches
 
     @property
     def why_no_more(self) -> str:
@@ -57,7 +62,7 @@ class AheadTrial:
 
     def try_more(self) -> None:
         """The step has come out otherwise: have one batch more handed out again."""
-        self.batches += 1
+        self.batches, self.tries = self.batches + 1, self.tries + 1
 
     def put_back(self) -> bool:
         """Have the batches of the present try handed out again. Return whether any are."""
@@ -75,4 +80,4 @@ def settle(places: Mapping[str, object], found: Mapping[str, int]) -> None:
     """Have so many batches of these loaders handed out again after a recovery, and none of the others."""
     for name, place in places.items():
         if isinstance(place, LoaderPlace):
-            place.ahead.settle(found.get(name, 0))
+            place.ahead.settle(min(MOST_AHEAD, max(0, found.get(name, 0))))

@@ -106,11 +106,13 @@ def _of_zero(source: Taint, used: str) -> ReadFinding:
 def _of_calls(source: Taint, used: str) -> ReadFinding:
     return ReadFinding(
         source.place,
-        f"{used} sets the epoch of a sampler by {source.name!r}, which counts how often that was done: a recovery does "
-        "it again",
+        f"{used} sets an epoch by {source.name!r}, which counts how often that was done: a recovery does it again",
         "Set it by the state's epoch: for epoch in state.epochs(…): sampler.set_epoch(epoch).",
-        Weight.UNTIL_PROVEN,
     )
+
+
+def _of_epochs(source: Taint, used: str) -> ReadFinding:
+    return _of_calls(source, used)._replace(weight=Weight.UNTIL_PROVEN)
 
 
 def _of_leaving(source: Taint, used: str) -> ReadFinding:
@@ -180,6 +182,7 @@ WORDS: Final = {
     TaintKind.UNBOUND: _of_unbound,
     TaintKind.ZERO: _of_zero,
     TaintKind.CALLS: _of_calls,
+    TaintKind.EPOCHS: _of_epochs,
     TaintKind.LEAVES: _of_leaving,
     TaintKind.HANDLES: _of_handler,
     TaintKind.CLEANS_UP: _of_cleaning_up,

@@ -106,6 +106,11 @@ class ReentryProof:
         """Whether the training function was entered again for it, and nothing is known yet."""
         return self.stage is ProofStage.AGAIN
 
+    @property
+    def has_differed(self) -> bool:
+        """Whether the step has come out otherwise, and is done once more."""
+        return self.redoes and self._ahead.tries > 0
+
     def committed(self) -> None:
         """A step is committed."""
         if self.stage is ProofStage.WAITING and self._recovery.commits >= self._commits_before:
@@ -201,13 +206,13 @@ class ReentryProof:
         first = None if against else self._digests(number)
         if first is not None and not first.has_gradients:
             against = f"{self._line}: taskd can read no gradient"
-        agreed = self._agreement.ask(self._question(), f"optimizer {number}", _LEAVE_S, against=against)
+        answer = f"optimizer {number}, {self._ahead.leave()} batches again"
+        agreed = self._agreement.ask(self._question(), answer, _LEAVE_S, against=against)
         if agreed != AGREED:
             if not agreed.endswith(_SKIPPED):
                 self._end(CheckOutcome.UNPROVEN, agreed)
             return False
         self._first = first
-        self._ahead.leave()
         self.stage = ProofStage.AGAIN
         return True
 
@@ -244,7 +249,7 @@ class ReentryProof:
         found = self._first.first_difference(now)
         noise = found is not None and self._first.is_noise(now)
         against = f"done again, it differs in {found}" if found is not None and not noise else ""
-        question = f"same/{self._ahead.batches}"
+        question = f"same/{self._ahead.tries}"
         agreed = self._agreement.ask(question, "same", _RETURN_S, against=against)
         if agreed == AGREED:
             self._end(CheckOutcome.EXACT, "but for kernels that are not deterministic" if noise else "")
@@ -265,11 +270,13 @@ class ReentryProof:
             self._object(reason)
 
     def _object(self, reason: str) -> None:
-        self._agreement.object(f"same/{self._ahead.batches}" if self.redoes else self._question(), reason)
+        self._agreement.object(f"same/{self._ahead.tries}" if self.redoes else self._question(), reason)
         self._end(CheckOutcome.UNPROVEN, reason)
 
     def _end(self, outcome: CheckOutcome, reason: str) -> None:
         ahead = self._over(exact=outcome is CheckOutcome.EXACT)
+        if ahead:
+            self._recovery.record_ahead()  # this step's record was made before the place was known
         steps = (self._recovery.step + 1,)
         self._conclude(CheckVerdict(outcome=outcome, steps=steps, reason=reason, ahead=ahead))
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from taskd.adaptors.groups.tables import default_store
 from taskd.adaptors.training.limits.matter import Matter
@@ -93,6 +94,8 @@ class SelfCheckRun:
     def cancel(self) -> None:
         """A fault has come, or the training is over: nothing is proven any more."""
         if self._proof is not None and self._proof.runs:
+            if self._proof.has_differed:
+                self._heed(CheckVerdict(outcome=CheckOutcome.NOT_EXACT, reason="a step that was done again differed"))
             self._proof.cancel()
             self._runtime.refusals.prove(exact=False)
 
@@ -106,9 +109,9 @@ class SelfCheckRun:
         self._file = self._verdict_file()
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
-            suspected = self._runtime.refusals.fetches_ahead
-            self._known_exact = known.outcome is CheckOutcome.EXACT and (bool(known.ahead) or not suspected)
-            settle(self._recovery.parts.places, known.ahead)
+            ahead = known.ahead if known.section == self._runtime.world.section else {}
+            settle(self._recovery.parts.places, ahead)
+            self._known_exact = self._excuses(replace(known, ahead=ahead))
             self._heed(known)
             return
         if config.generation or self._recovery.commits:
@@ -171,14 +174,20 @@ class SelfCheckRun:
         return self._runtime.rank == 0
 
     def _conclude(self, verdict: CheckVerdict) -> None:
+        verdict = replace(verdict, section=self._runtime.world.section)
         if self._file is not None:
             self._file.write(verdict)
         if self._tells:
             logger.warning("self-check: %s", verdict.text)  # a script without logging shows nothing less
         self._heed(verdict)
-        self._runtime.refusals.prove(exact=verdict.outcome is CheckOutcome.EXACT)
+        self._runtime.refusals.prove(exact=self._excuses(verdict))
         if verdict.outcome is CheckOutcome.NOT_EXACT:
             start_anew(self._runtime, f"the self-check has changed the training, which is {verdict.text}")
+
+    def _excuses(self, verdict: CheckVerdict) -> bool:
+        """Return whether it proves what the text of the script was suspected of."""
+        suspected = self._runtime.refusals.fetches_ahead
+        return verdict.outcome is CheckOutcome.EXACT and (bool(verdict.ahead) or not suspected)
 
     def _heed(self, verdict: CheckVerdict) -> None:
         if verdict.outcome is not CheckOutcome.NOT_EXACT:

@@ -15,7 +15,15 @@ from types import FunctionType
 from typing import Final, TypeGuard
 
 from taskd.adaptors.groups.sites import is_users
-from taskd.adaptors.training.proof.names import ScriptFunction, last_name, names_in, places_in, targets_of, walk_tree
+from taskd.adaptors.training.proof.names import (
+    ScriptFunction,
+    dotted,
+    last_name,
+    names_in,
+    places_in,
+    targets_of,
+    walk_tree,
+)
 from taskd.adaptors.training.script.script_text import ScriptLine, function_of
 
 OUTPUT: Final = re.compile("log|print|save|write|plot|report|display|draw|dump|summar|record|show")
@@ -289,10 +297,10 @@ def _assigns(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
 
 
 def only_sets_epochs(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
-    """Return whether these functions change `name`, and use it for nothing but the epoch of a sampler."""
+    """Return whether these functions change `name`, and use it for nothing but the epoch of samplers."""
     uses, allowed, is_set = set[int](), set[int](), False
     for node in (node for _, _, tree in texts for node in ast.walk(tree)):
-        if isinstance(node, ast.Call) and last_name(node.func) == "set_epoch":
+        if isinstance(node, ast.Call) and dotted(node.func).endswith("sampler.set_epoch"):
             given = [inner for argument in node.args for inner in ast.walk(argument)]
             is_set = is_set or any(last_name(inner) == name for inner in given)
             allowed.update(map(id, given))

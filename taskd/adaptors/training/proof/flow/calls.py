@@ -158,7 +158,9 @@ class Calls(Iterating):
                 return
         text = ast.unparse(epoch)
         if any(isinstance(one, ast.AugAssign) and ast.unparse(one.target) == text for one in inside(frame.node)):
-            self.find(Taint(TaintKind.CALLS, text, frame.place(node)), node)
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            kind = TaintKind.EPOCHS if owner.endswith("sampler") else TaintKind.CALLS
+            self.find(Taint(kind, text, frame.place(node)), node)
 
     def _fails_if_empty(self, node: ast.Call, name: str, owner: Value, arguments: list[Value]) -> None:
         if name not in _EMPTY_FAILS or len(arguments) != 1 or arguments[0].zero is None:

@@ -30,6 +30,7 @@ class TaintKind(Enum):
     UNBOUND = "is not set if a pass is empty"
     ZERO = "is zero if a pass is empty"
     CALLS = "counts calls"
+    EPOCHS = "counts the epochs of a sampler"
     LEAVES = "leaves a loop behind a commit"
     HANDLES = "handles errors of the training"
     CLEANS_UP = "cleans up behind the training"
