@@ -193,6 +193,14 @@ SCRIPTS = (
         places=(Place("committed", 20),),
         memory_mib=4096,
     ),
+    Script(
+        "callback_early",
+        (RESTARTED,),
+        "a model outside of the state has changed, and no look was due: one is taken as the fault comes",
+        file=PROGRAMS / "callback_reference.py",
+        places=(Place("backward", 8, 1),),
+        needs_check=True,
+    ),
     # Without the SDK
     Script("no_sdk", (RESTARTED,), "it starts from the beginning, as under stock torchrun"),
     Script("no_sdk_snapshot", (RESTARTED,), "it starts from its own snapshot, as under stock torchrun"),

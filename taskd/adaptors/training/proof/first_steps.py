@@ -27,8 +27,11 @@ class FirstSteps(Protocol):
     def committed(self) -> bool:
         """A step is committed. Return whether the next commit is wanted, too."""
 
+    def interrupted(self, error: BaseException) -> None:
+        """A fault has come, and the function was left by this error. The state is as it was left."""
+
     def cancel(self) -> None:
-        """A fault has come."""
+        """The job recovers from a fault."""
 
     def close(self) -> None:
         """The training is over."""
@@ -47,6 +50,9 @@ class NoFirstSteps:
     def committed(self) -> bool:
         """Want no commit."""
         return False
+
+    def interrupted(self, error: BaseException) -> None:
+        """Look at nothing."""
 
     def cancel(self) -> None:
         """Nothing goes on."""
@@ -96,6 +102,9 @@ class WatchedSteps:
         self._alike.committed()
         return self._parameters.owes or self._alike.owes or self._batches.owes
 
+    def interrupted(self, error: BaseException) -> None:
+        """Look at nothing more."""
+
     def cancel(self) -> None:
         """Go on: the next fault may come in an evaluation."""
 
@@ -130,6 +139,10 @@ class CheckedFirstSteps(WatchedSteps):
         self._check.committed()
         self._looks.committed()
         return super().committed() or self._check.runs or self._looks.owe
+
+    def interrupted(self, error: BaseException) -> None:
+        """Look at what has changed outside of the state."""
+        self._looks.interrupted(error)
 
     def cancel(self) -> None:
         """Prove nothing any more. Looks end by themselves."""

@@ -7,7 +7,8 @@ Rules:
 2. Before the first step the paths of existing values are recorded. There are four walks: behind two early commits,
    behind the first evaluation or a later commit if none has come by then, and behind the first commit of the second
    pass over the data.
-3. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
+3. A fault before the last of them is looked at too: a new process would not have what has changed since.
+4. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from traceback import walk_tb
 from types import FrameType
 from typing import Final
 
@@ -102,6 +104,17 @@ class EarlyLooks:
         except Exception:  # noqa: BLE001 - no job ends by being looked at
             _log.info("the first steps could not be looked at", exc_info=True)
             self._end()
+
+    def interrupted(self, error: BaseException) -> None:
+        """Walk, if an early walk is still to come. A fault has come, and `error` has left the training function."""
+        early = bool(self._seen) and self._commits < _LATEST
+        if self._over or not early or self._recovery.interruptions != self._interruptions:
+            return
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        try:
+            self._walk(frames[-1])
+        except Exception:  # noqa: BLE001 - no recovery fails by being looked at
+            _log.info("the first steps could not be looked at", exc_info=True)
 
     # Inside.
 
