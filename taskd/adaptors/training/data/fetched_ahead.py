@@ -72,8 +72,9 @@ class FetchedAhead:
     def begin_at(self, place: Pass | None) -> None:
         """Forget what was recorded. The next batch is the first, or the first behind `place`."""
         self._newest.clear()
-        self._asked_in.clear()
         self._has_ended = False
+        if not self._follows:  # the step that is done twice is compared with what was asked for in its first time
+            self._asked_in.clear()
         if place is not None:
             self._newest.append(replace(place))
 
