@@ -74,15 +74,16 @@ def endless() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield from loader
 
 
-def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    if HOW != "ahead":
-        yield from endless()
+def fetched_ahead() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     source = endless()
     ready = next(source)
     while True:
         following = next(source)
         yield ready
         ready = following
+
+
+batches = fetched_ahead if HOW == "ahead" else endless
 
 
 def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -161,7 +161,7 @@ class SelfCheckRun:
             else:
                 proof.returned()
                 return result
-            if self._tells:
+            if self._tells and not proof.has_differed:
                 logger.warning(
                     "self-check: step %d is done twice, to prove that training goes on exactly after a fault; what it "
                     "prints comes twice (TASKD_SELF_CHECK=off leaves that out)",
