@@ -320,6 +320,9 @@ class Rows(Dataset[Any]):
     def __init__(self) -> None:
         self.asked = 0
 
+    def set_epoch(self, epoch: int) -> None:
+        self.asked = epoch
+
     def __len__(self) -> int:
         return 8
 
@@ -336,6 +339,16 @@ class Wrapper:
 
     def __iter__(self) -> Iterator[Any]:
         self.loader.sampler.set_epoch(self.calls)
+        self.calls += 1
+        yield from self.loader
+
+
+class WrapperOfData(Wrapper):
+    """Gives its number to the dataset, too."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self.loader.sampler.set_epoch(self.calls)
+        self.loader.dataset.set_epoch(self.calls)
         self.calls += 1
         yield from self.loader
 
