@@ -17,7 +17,7 @@ from taskd.adaptors.training.script.behind import BehindCommit
 
 
 def take_mendings_out() -> None:
-    """Disable each mechanism that one of the scripts in `__main__.MENDED` needs."""
+    """Disable each mechanism that one of the scripts in `__main__._MENDED` needs."""
 
     def no_layouts(*_: Any) -> bool:
         return True

@@ -197,8 +197,8 @@ class Session:
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
             condition = recovery.condition(error)
-            self._first_steps.interrupted(error)
             if self._entered:  # a failed join leaves what is known of the interruption before it
+                self._first_steps.interrupted(error)
                 between = condition is Condition.CLEAN and recovery.between_steps
                 self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
                 self.backups.behind = self._behind.left

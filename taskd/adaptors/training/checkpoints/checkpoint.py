@@ -378,9 +378,9 @@ def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: Loaded, rank
     try:
         with recovery.restoring(manifest.step):
             loaded.draft.put()
-        found = {} if loaded.position is None else loaded.position[1]
-        missing = [] if loaded.position is None else recovery.parts.unpack_positions(found, of_job=False)
+        missing = []
         if loaded.position is not None:
+            missing = recovery.parts.unpack_positions(loaded.position[1], of_job=False)
             RngCapture().restore(loaded.position[0])
     except OF_PARTS as error:
         parts = text.line(", ".join(f"{name}: {kind}" for name, kind in manifest.parts.items()))

@@ -31,13 +31,11 @@ class FetchedAhead:
 
     Attributes:
         batches: how many; they are handed out again after a recovery.
-        records: whether `handed` and `ended` are to be called.
         due_step: returns the number of the step under way, also while it is committed; from 1.
     """
 
     def __init__(self) -> None:
         self.batches = 0
-        self.records = False
         self.due_step: Callable[[], int] = int
         self._follows = self._has_ended = self._by_others = False
         self._thread = 0
@@ -47,12 +45,16 @@ class FetchedAhead:
 
     def follow(self) -> None:
         """Record where the pass stands, until `settle`. Nothing is known yet."""
-        self._thread, self._follows, self.records, self.batches = threading.get_ident(), True, True, 0
+        self._thread, self._follows, self.batches = threading.get_ident(), True, 0
 
     def settle(self, batches: int) -> None:
         """So many batches are fetched ahead."""
-        self.batches, self._follows, self.records = batches, False, batches > 0
-        self._remembered = None
+        self.batches, self._follows, self._remembered = batches, False, None
+
+    @property
+    def records(self) -> bool:
+        """Whether `handed` and `ended` are to be called."""
+        return self._follows or self.batches > 0
 
     def handed(self, now: Pass) -> None:
         """Record a batch: `now` is the pass that it belongs to, and counts it."""

@@ -170,8 +170,8 @@ def is_stateful(sampler: Any) -> bool:
     return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
 
 
-def is_torchs(sampler: Any) -> bool:
-    """Return whether it is a sampler of torch's that counts nothing."""
+def counts_nothing(sampler: Any) -> bool:
+    """Return whether it is one of torch's samplers, none of which changes a number by itself."""
     return type(sampler) in (*_DRAW_FIRST, BatchSampler)
 
 
@@ -184,7 +184,7 @@ def _draws_first_only(sampler: Any) -> bool:
 class PassOrder:
     """One pass's order: where it begins, and what is skipped of it.
 
-    `numbers`: those of the loader's samplers, and what is recorded of them in this pass.
+    `numbers`: the watch over the samplers' numbers, their values in this pass, and names of counted ones.
     """
 
     def __init__(
@@ -193,13 +193,13 @@ class PassOrder:
         starts: list[bytes],
         skip: int,
         numbered: bool,
-        numbers: tuple[PassNumbers, Numbers, list[str]] | None = None,
+        numbers: tuple[PassNumbers, Numbers, list[str]],
     ) -> None:
         self.seed = seed
         self.starts = starts
         self.skip = skip
         self.numbered = numbered
-        self.numbers = numbers or (PassNumbers(list), {}, [])
+        self.numbers = numbers
 
     def over(self, sampler: Any, held: list[torch.Generator]) -> Iterator[Any]:
         """The indices from the first one that is not skipped."""
@@ -213,13 +213,13 @@ class PassOrder:
         nothing = object()
         with apart(self.seed):  # what draws, draws when it is asked first
             first = next(indices, nothing)
-        watched.look()
+        watched.compare()
         if first is nothing:
             return
         for number, index in enumerate(chain((first,), indices)):
             if number >= self.skip:
                 yield Numbered(index, mix((self.seed + (number + 1) * GOLDEN) & MASK)) if self.numbered else index
-        watched.look()
+        watched.compare()
 
 
 def _always_apart(indices: Iterator[Any], seed: int) -> Iterator[Any]:

@@ -20,10 +20,10 @@ Numbers = dict[str, int]
 
 
 class PassNumbers:
-    """Those of one loader.
+    """Numbers of one loader's samplers.
 
     Args:
-        samplers: returns the samplers to look at.
+        samplers: returns the samplers to compare.
     """
 
     def __init__(self, samplers: Callable[[], Iterable[Any]]) -> None:
@@ -48,8 +48,8 @@ class PassNumbers:
         self._begun, self._counted = self._all(), counted
         of_pass.update((name, value) for name, value in self._begun.items() if self._first.get(name) != value)
 
-    def look(self) -> None:
-        """The samplers have given their first index, or are exhausted."""
+    def compare(self) -> None:
+        """Find counted numbers: the samplers have given their first index, or are exhausted."""
         now = self._all()
         self._counted += (
             name for name, value in self._begun.items() if now.get(name, value) != value and name not in self._counted
@@ -59,21 +59,21 @@ class PassNumbers:
         """Return the present values of counted numbers."""
         return {name: value for name, value in self._all().items() if name in self._counted}
 
-    def end(self, numbers: Numbers, counted: list[str]) -> None:
+    def restore(self, numbers: Numbers, counted: list[str]) -> None:
         """Put back the numbers of a pass that is over, or of the time before the first."""
         self._counted = [*counted, *(name for name in self._counted if name not in counted)]
         self._put({name: self._first[name] for name in self._counted if name in self._first} | numbers)
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """A pass is gone through again in the body: keep what the samplers count, and nothing else that is put back."""
+        """Keep only the counted numbers of a pass that the body goes through again."""
         before = self._all()
         self.resume()
         yield
         self._put({name: value for name, value in before.items() if name not in self._counted})
 
     def attributes(self) -> set[tuple[int, str]]:
-        """Return what the samplers count: the id of each, and the attribute's name."""
+        """Return the counted attributes: the sampler's id, and the attribute's name."""
         holders = {str(index): id(one) for index, one in enumerate(self._samplers())}
         split = (name.partition(".") for name in self._counted)
         return {(holders[index], attribute) for index, _, attribute in split if index in holders}

@@ -39,9 +39,9 @@ from taskd.adaptors.training.data.indices import (
     WorkerStart,
     apart,
     batches_of,
+    counts_nothing,
     held_by,
     is_stateful,
-    is_torchs,
     put,
     samplers,
     states_of,
@@ -143,13 +143,14 @@ class LoaderPlace:
             self._return_to(replace(place))
         return place is not None
 
-    def put_back(self) -> set[tuple[int, str]]:
-        """Return what is put back of samplers as a pass begins: ids of the objects, and names of their attributes."""
+    @property
+    def counted_attributes(self) -> set[tuple[int, str]]:
+        """Samplers' attributes that are put back as a pass resumes: the object's id, and the name."""
         return self._numbers.attributes()
 
     @property
     def follows_epochs(self) -> bool:
-        """Whether an epoch that the script's own count gives to a sampler is put right after a recovery."""
+        """Whether a recovery corrects epochs that the script counts by itself."""
         return self._pass.loop >= 0 and self._pass.epoch is not None and not counts_epochs(self._pass.counted)
 
     @property
@@ -275,7 +276,7 @@ class LoaderPlace:
         samplers = self._samplers()
         if last.over:
             put(self.held(), last.starts)
-            self._numbers.end(last.numbers, last.counted)
+            self._numbers.restore(last.numbers, last.counted)
         elif (last.starts or self._watched()) and not self._iterable:
             self._put_samplers(last)
             with self._numbers.replayed():
@@ -285,7 +286,7 @@ class LoaderPlace:
                     pass
 
     def _watched(self) -> list[Any]:
-        return [one for one in self._samplers() if not is_stateful(one) and not is_torchs(one)]
+        return [one for one in self._samplers() if not is_stateful(one) and not counts_nothing(one)]
 
     def _states(self) -> list[bytes]:
         return states_of(self.held())

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class SamplerEpochs:
-    """Those of one loader.
+    """Epochs of one loader's samplers.
 
     Args:
         name: that of the loader.
@@ -74,9 +74,10 @@ class SamplerEpochs:
         """Set the epoch of the first sampler that has one. Return whether it can be set."""
         sampler = next(one for one in self._samplers() if type(getattr(one, "epoch", None)) is int)
         try:
-            sampler.set_epoch(epoch) if callable(getattr(sampler, "set_epoch", None)) else setattr(
-                sampler, "epoch", epoch
-            )
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(epoch)
+            else:
+                sampler.epoch = epoch
         except (AttributeError, TypeError) as error:
             _log.warning(
                 "epoch %d of the sampler of %s cannot be set: %r; another pass begins", epoch, self._name, error

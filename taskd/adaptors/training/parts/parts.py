@@ -142,9 +142,8 @@ class Parts:
         `of_job`: it was packed in this job, and is from no checkpoint.
         """
         self.epochs.unpack(packed.get(""))
-        for name, place in self.places.items():
-            if isinstance(place, LoaderPlace):
-                place.recorded_names = packed.get(OF_NAMES + name, b"")
+        for name, place in self.loader_places.items():
+            place.recorded_names = packed.get(OF_NAMES + name, b"")
         for name, data in packed.items():
             if name in self._epochs_of:
                 self._epochs_of[name].set_epoch(tree.unpack(data))
@@ -159,8 +158,11 @@ class Parts:
 
     def _unpack(self, name: str, part: Any, data: bytes, *, begins_anew: bool, of_job: bool) -> None:
         place = self.places.get(name)
+        if isinstance(place, LoaderPlace):
+            place.unpack(data, of_job=of_job)
+            return
         if place is not None:
-            place.unpack(data, of_job=of_job) if isinstance(place, LoaderPlace) else place.unpack(data)
+            place.unpack(data)
             return
         value = tree.unpack(data)
         if begins_anew and isinstance(part, torch.utils.data.DataLoader) and _handed(value) >= batches_of(part):
@@ -215,9 +217,8 @@ class Parts:
 
     def count_steps(self, due_step: Callable[[], int]) -> None:
         """Give loaders the number of the step under way."""
-        for place in self.places.values():
-            if isinstance(place, LoaderPlace):
-                place.ahead.due_step = due_step
+        for place in self.loader_places.values():
+            place.ahead.due_step = due_step
 
     def sample_batches(self, world_size: int) -> None:
         """Record a sample of each loader's newest batch with its position, from now on."""
@@ -238,7 +239,12 @@ class Parts:
     @property
     def knows_place(self) -> bool:
         """Whether it is known how many batches the script has fetched ahead of its steps."""
-        return not any(isinstance(place, LoaderPlace) and place.ahead.is_unknown for place in self.places.values())
+        return not any(place.ahead.is_unknown for place in self.loader_places.values())
+
+    @property
+    def loader_places(self) -> dict[str, LoaderPlace]:
+        """Places of torch's data loaders, by name."""
+        return {name: place for name, place in self.places.items() if isinstance(place, LoaderPlace)}
 
     @property
     def has_place(self) -> bool:

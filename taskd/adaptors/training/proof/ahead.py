@@ -25,7 +25,7 @@ def can_be_tried(parts: Parts) -> bool:
 
 
 class AheadTrial:
-    """That of the loaders of one training state.
+    """Trial with the loaders of one training state.
 
     Args:
         parts: parts of the state.
@@ -33,7 +33,7 @@ class AheadTrial:
     """
 
     def __init__(self, parts: Parts, *, suspected: bool) -> None:
-        self._places = {name: place for name, place in parts.places.items() if isinstance(place, LoaderPlace)}
+        self._places = parts.loader_places
         self._least = MOST_AHEAD if suspected else 0
         self._tried: dict[str, LoaderPlace] = {}
         self.batches = 0
@@ -76,8 +76,7 @@ class AheadTrial:
         return found
 
 
-def settle(places: Mapping[str, object], found: Mapping[str, int]) -> None:
+def settle(places: Mapping[str, LoaderPlace], found: Mapping[str, int]) -> None:
     """Have so many batches of these loaders handed out again after a recovery, and none of the others."""
     for name, place in places.items():
-        if isinstance(place, LoaderPlace):
-            place.ahead.settle(min(MOST_AHEAD, max(0, found.get(name, 0))))
+        place.ahead.settle(min(MOST_AHEAD, max(0, found.get(name, 0))))

@@ -28,7 +28,7 @@ class FirstSteps(Protocol):
         """A step is committed. Return whether the next commit is wanted, too."""
 
     def interrupted(self, error: BaseException) -> None:
-        """A fault has come, and the function was left by this error. The state is as it was left."""
+        """Look at the interrupted step. `error` of a fault has ended the function; the state is unchanged since."""
 
     def cancel(self) -> None:
         """The job recovers from a fault."""
@@ -141,7 +141,7 @@ class CheckedFirstSteps(WatchedSteps):
         return super().committed() or self._check.runs or self._looks.owe
 
     def interrupted(self, error: BaseException) -> None:
-        """Look at what has changed outside of the state."""
+        """Walk over values outside of the state."""
         self._looks.interrupted(error)
 
     def cancel(self) -> None:

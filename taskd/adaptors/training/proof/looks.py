@@ -7,7 +7,8 @@ Rules:
 2. Before the first step the paths of existing values are recorded. There are four walks: behind two early commits,
    behind the first evaluation or a later commit if none has come by then, and behind the first commit of the second
    pass over the data.
-3. A fault before the last of them is looked at too: a new process would not have what has changed since.
+3. A fault before the last early walk has living ranks walk once more, for 0.2 s at most: a new process would not have
+   what has changed since.
 4. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
 """
 
@@ -106,13 +107,13 @@ class EarlyLooks:
             self._end()
 
     def interrupted(self, error: BaseException) -> None:
-        """Walk, if an early walk is still to come. A fault has come, and `error` has left the training function."""
+        """Walk if an early walk is still to come. `error` of a fault has ended the training function."""
         early = bool(self._seen) and self._commits < _LATEST
         if self._over or not early or self._recovery.interruptions != self._interruptions:
             return
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         try:
-            self._walk(frames[-1])
+            self._walk(frames[-1], _FIRST_S)
         except Exception:  # noqa: BLE001 - no recovery fails by being looked at
             _log.info("the first steps could not be looked at", exc_info=True)
 
@@ -136,12 +137,12 @@ class EarlyLooks:
         if self._walks >= _MOST:
             self._end()
 
-    def _walk(self, frame: FrameType) -> None:
+    def _walk(self, frame: FrameType, limit_s: float = _LIMIT_S) -> None:
         begun_s = time.monotonic()
         parts = self._recovery.parts
         entered, held = Entered(frame), Held(parts)
         walk = Walk(held.ids, held.storages)
-        walk.run(roots_of(entered, parts), _LIMIT_S)
+        walk.run(roots_of(entered, parts), limit_s)
         self._walks += 1
         if self._seen:
             found = Judge(entered, held, self._weights).compare(self._seen, walk.seen, self._first)

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader
 
 from taskd.adaptors.groups.sites import is_between, is_users
 from taskd.adaptors.training.data.indices import samplers
-from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.kinds import has_state
 from taskd.adaptors.training.parts.library_part import LibraryPart
 from taskd.adaptors.training.parts.parts import Parts
@@ -139,8 +138,8 @@ class Held:
     Attributes:
         ids: of its objects.
         data: ids of its loaders' datasets and samplers.
-        follows_epochs: whether epochs that the script counts by itself are put right.
-        of_passes: attributes of samplers that are put back as a pass begins: the object's id, and the name.
+        follows_epochs: whether a recovery corrects epochs that the script counts by itself.
+        of_passes: samplers' attributes that are put back as a pass resumes: the object's id, and the name.
         storages: addresses of its tensors' memory.
         samples: of its tensors, and of those that `state_dict()` makes for it.
         shapes: of the parameters that are trained, and of all others of its models.
@@ -153,9 +152,9 @@ class Held:
         self.ids |= drawn_from({name: one for name, one in parts.all.items() if not isinstance(one, DataLoader)})
         self.ids |= {id(one) for loader in loaders for one in (*_drawn(loader), *saved_inside(loader).values())}
         self.data = frozenset(id(one) for loader in loaders for one in (loader.dataset, *samplers(loader)))
-        places = [place for place in parts.places.values() if isinstance(place, LoaderPlace)]
+        places = parts.loader_places.values()
         self.follows_epochs = any(place.follows_epochs for place in places)
-        self.of_passes = frozenset(one for place in places for one in place.put_back())
+        self.of_passes = frozenset(one for place in places for one in place.counted_attributes)
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
         gradients = [one.grad for one in parts.parameters() if one.grad is not None]

@@ -110,7 +110,7 @@ class SelfCheckRun:
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
             ahead = known.ahead if known.section == self._runtime.world.section else {}
-            settle(self._recovery.parts.places, ahead)
+            settle(self._recovery.parts.loader_places, ahead)
             self._known_exact = self._excuses(replace(known, ahead=ahead))
             self._heed(known)
             return
@@ -185,7 +185,7 @@ class SelfCheckRun:
             start_anew(self._runtime, f"the self-check has changed the training, which is {verdict.text}")
 
     def _excuses(self, verdict: CheckVerdict) -> bool:
-        """Return whether it proves what the text of the script was suspected of."""
+        """Return whether the verdict clears the suspicions that the script's text has raised."""
         suspected = self._runtime.refusals.fetches_ahead
         return verdict.outcome is CheckOutcome.EXACT and (bool(verdict.ahead) or not suspected)
 

@@ -6,7 +6,7 @@ Rules:
    A file that the set-up has written and closed is written again with the same content, and is not told of. Nor is one
    with the time or the process in its path: a new process opens another.
 2. A folder matters if its name is another one in each process: by time, by process, or by a count of what is there.
-3. What stands under a condition that asks `taskd.restart_count()` is done in the first start alone, and is fine.
+3. A statement under a condition that asks `taskd.restart_count()` runs in the first start alone, and is left out.
 4. Weights stay exact, and stock torchrun does the same at each restart: it is a warning, and no reason to restart.
 """
 
@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Final
 
 from taskd.adaptors.groups.sites import innermost_line, is_users, users_files
@@ -91,31 +92,35 @@ def is_another_each_time(event: FileEvent, texts: str) -> bool:
 
 
 def _is_of_first_start(event: FileEvent) -> bool:
-    """Return whether the script asks at that place how often the rank was restarted."""
-    return any(_asks_for_restarts(file, line) for file, line in event.frames if is_users(file))
+    """Return whether a condition with `restart_count` leads to the event."""
+    return any(line in lines for file, line in event.frames if is_users(file) for lines in _conditional_lines(file))
 
 
-def _asks_for_restarts(file: str, line: int) -> bool:
+@cache
+def _conditional_lines(file: str) -> tuple[range, ...]:
+    """Return the lines of each statement whose condition asks `taskd.restart_count()`."""
     text = _text_of(file)
     if _ASKS not in text:
-        return False
+        return ()
     with suppress(SyntaxError, ValueError, RecursionError):
-        for node in ast.walk(ast.parse(text)):
-            is_there = isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0)
-            if is_there and any(_ASKS in ast.unparse(test) for test in _tests_of(node)):
-                return True
-    return False
+        statements = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
+        return tuple(
+            range(one.lineno, (one.end_lineno or one.lineno) + 1)
+            for one in statements
+            if any(_ASKS in ast.unparse(test) for test in _tests_of(one))
+        )
+    return ()
 
 
-def _tests_of(statement: ast.AST) -> Iterator[ast.AST]:
-    """Yield the condition of an `if`, and those within a statement that has no body."""
+def _tests_of(statement: ast.stmt) -> Iterator[ast.expr]:
+    """Yield the condition of an `if`, and those in the expressions of other statements."""
     if isinstance(statement, ast.If):
         yield statement.test
-    elif not hasattr(statement, "body"):
-        yield from (node.test for node in ast.walk(statement) if isinstance(node, ast.IfExp))
-    elif isinstance(statement, ast.With):
-        inner = (node for item in statement.items for node in ast.walk(item.context_expr))
-        yield from (node.test for node in inner if isinstance(node, ast.IfExp))
+        return
+    heads: list[ast.AST] = [statement]
+    if hasattr(statement, "body"):
+        heads = [item.context_expr for item in statement.items] if isinstance(statement, ast.With) else []
+    yield from (node.test for head in heads for node in ast.walk(head) if isinstance(node, ast.IfExp))
 
 
 def _is_of_process(name: str, unix_s: float) -> bool:
