@@ -64,7 +64,7 @@ class Counting(Sampler[int]):
         return SAMPLES
 
     def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.passes)).tolist()
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.passes % 1000)).tolist()
         if self.where == "first":
             self.passes += 1
         for number in order:

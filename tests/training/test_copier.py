@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from taskd.adaptors.training.copies.copy_file import CopyHead
 from taskd.adaptors.training.copies.folder import CopyFolder
 from taskd.adaptors.training.copies.ring import Member, Neighbours
 from taskd.adaptors.training.limits.refusals import Refusals
+from taskd.adaptors.training.proof.ahead import AheadTrial
 from taskd.adaptors.training.state import TrainState
 from taskd.config.worker import WorkerConfig
 from taskd.errors import CopyError
@@ -169,6 +171,34 @@ def test_a_rank_whose_copier_does_not_end_makes_no_more_copies(
     busy.over.set()
     assert copier._thread is not None
     copier._thread.join(LIMIT_S)
+    backups.close()
+    server.close()
+    link._line.thread.join(LIMIT_S)
+
+
+def test_nothing_is_copied_while_the_place_in_the_data_is_unknown(tmp_path: Path) -> None:
+    """A loader may be a batch ahead of the steps until the self-check has its verdict."""
+    server = LocalServer(tmp_path / "agent.sock")
+    copies = tuple(tmp_path / f"copy-{number}" for number in range(2))
+    for path in copies:
+        path.touch(mode=0o600)
+    config = WorkerConfig(server.path, os.getpid(), tmp_path, 0, 0, R1, copies=copies)
+    link = WorkerLink(config, lambda: ())
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4, 2)))
+    state = TrainState(model=model, optimizer=optimizer, loader=loader, backup_every=1)
+    state._recovery.begin(R1)
+    backups = Backups(state._recovery, link, Refusals(lambda **_: None, tells=False))
+    trial = AheadTrial(state._recovery.parts, suspected=False)
+    next(iter(loader))
+    backups.start(GroupWorld(), -1, first=False)
+    copier = backups._copier
+    assert copier is not None
+    assert not backups._take(copier.snapshot)
+    trial.end(exact=False)
+    assert backups._take(copier.snapshot)
+    backups.stop()
     backups.close()
     server.close()
     link._line.thread.join(LIMIT_S)

@@ -292,8 +292,7 @@ def test_a_batch_that_another_thread_fetches_is_not_followed() -> None:
     other = Thread(target=next, args=(batches,))
     other.start()
     other.join()
-    found.leave()
-    assert found.why_no_more
+    assert found.leave() == 0
 
 
 def test_a_step_that_came_out_otherwise_shows_nothing() -> None:

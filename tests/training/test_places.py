@@ -236,6 +236,16 @@ def test_other_loops(kind: str, train: Train, newcomer: bool) -> None:
         assert log == after(whole, step), cut
 
 
+def test_a_number_that_fits_no_record_is_left_out() -> None:
+    """A seed of 128 bits, which the sampler changes in each pass."""
+    state = set_up("counts passes")
+    state.loader.sampler.passes = 1 << 127
+    state._recovery.begin(JobRank(0))
+    next(iter(state.loader))
+    state.commit()
+    assert state.loader.sampler.passes == (1 << 127) + 1
+
+
 def test_an_epoch_that_is_left_early() -> None:
     whole = undisturbed("shuffle", left_early, None)
     for cut in [(3, "working"), (4, "committed"), (6, "working")]:

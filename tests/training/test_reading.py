@@ -19,7 +19,7 @@ from taskd.adaptors.training.limits.refusals import Refusals
 from taskd.adaptors.training.proof.read_findings import ReadFinding, Weight
 from taskd.adaptors.training.proof.reading import read_function, refuse_inexact
 from tests.scripts.catalog import SCRIPTS
-from tests.training import shapes_exact, shapes_found, shapes_kept, shapes_mended, shapes_warned
+from tests.training import shapes_ahead, shapes_exact, shapes_found, shapes_kept, shapes_mended, shapes_warned
 from tests.training.shapes import FOUND, state
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,14 +45,14 @@ def test_what_is_read_in_a_training_function(name: str) -> None:
         assert one.remedy
 
 
-@pytest.mark.parametrize("how", ["ahead", "ahead_nxt", "ahead_in_turn", "ahead_after_none"])
+@pytest.mark.parametrize("how", ["ahead", "ahead_nxt", "ahead_in_turn", "ahead_in_a_branch", "ahead_after_none"])
 def test_a_batch_that_is_fetched_ahead_is_the_only_finding(how: str) -> None:
     """The step that is done twice shows whether it can be handed out again."""
-    assert [one.weight for one in read(getattr(shapes_found, how))] == [Weight.AHEAD]
+    assert [one.weight for one in read(getattr(shapes_ahead, how))] == [Weight.AHEAD]
 
 
 def test_a_batch_ahead_excuses_nothing_that_is_made_of_a_loss() -> None:
-    found = read(shapes_found.best_of_a_batch_ahead)
+    found = read(shapes_ahead.best_of_a_batch_ahead)
     assert sorted((one.weight.name, repr("best") in one.text) for one in found) == [("AHEAD", False), ("REFUSED", True)]
 
 
@@ -203,7 +203,7 @@ def test_what_fails_in_the_reading_stops_no_training(caplog: pytest.LogCaptureFi
 
 
 def test_every_shape_is_played() -> None:
-    modules = (one.__file__ for one in (shapes_mended, shapes_exact, shapes_found, shapes_kept))
+    modules = (one.__file__ for one in (shapes_mended, shapes_exact, shapes_found, shapes_ahead, shapes_kept))
     assert {function.__code__.co_filename for function, _ in FOUND.values()} == set(modules)
     assert len(FOUND) > 45
 

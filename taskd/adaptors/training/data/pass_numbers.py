@@ -9,8 +9,7 @@ Rules:
 3. Of a pass that is over, the present values of counted numbers are recorded. Other numbers are the script's to set.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 _LIMIT: Final = 1 << 63
@@ -63,14 +62,6 @@ class PassNumbers:
         """Put back the numbers of a pass that is over, or of the time before the first."""
         self._counted = [*counted, *(name for name in self._counted if name not in counted)]
         self._put({name: self._first[name] for name in self._counted if name in self._first} | numbers)
-
-    @contextmanager
-    def replayed(self) -> Iterator[None]:
-        """Keep only the counted numbers of a pass that the body goes through again."""
-        before = self._all()
-        self.resume()
-        yield
-        self._put({name: value for name, value in before.items() if name not in self._counted})
 
     def attributes(self) -> set[tuple[int, str]]:
         """Return the counted attributes: the sampler's id, and the attribute's name."""

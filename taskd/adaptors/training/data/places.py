@@ -279,11 +279,11 @@ class LoaderPlace:
             self._numbers.restore(last.numbers, last.counted)
         elif (last.starts or self._watched()) and not self._iterable:
             self._put_samplers(last)
-            with self._numbers.replayed():
-                numbers = self._numbers, last.numbers, last.counted
-                order = PassOrder(last.seed, last.starts, 0, False, numbers).over(samplers[0], self.held())
-                for _ in itertools.islice(order, batches):
-                    pass
+            self._numbers.resume()
+            numbers = self._numbers, last.numbers, last.counted
+            order = PassOrder(last.seed, last.starts, 0, False, numbers).over(samplers[0], self.held())
+            for _ in itertools.islice(order, batches):
+                pass
 
     def _watched(self) -> list[Any]:
         return [one for one in self._samplers() if not is_stateful(one) and not counts_nothing(one)]

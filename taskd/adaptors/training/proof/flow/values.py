@@ -179,13 +179,8 @@ def merge(one: Value, other: Value) -> Value:
         one.shape if one.shape is other.shape else _merged(one.shape, other.shape),
         one.behind if other.behind is not None else None,
         one.zero or other.zero,
-        (one.held or other.held) and _may_be_held(one) and _may_be_held(other),
+        one.held and other.held,
     )
-
-
-def _may_be_held(value: Value) -> bool:
-    """Whether a name with this value may wait for a batch, or hold one."""
-    return value.held or value.root is Root.FRESH or (value.root is Root.FIXED and not value.taints)
 
 
 def _merged(one: Elements | None, other: Elements | None) -> Elements | None:
