@@ -14,8 +14,11 @@ TOLD_S = 2.5
 
 
 def start(job: Job, work: list[str], restarts: int, env: dict[str, str | None]) -> Job:
-    """A job that does this, each for a time that is a hang by its rhythm."""
-    plan = {"steps": 30, "every": 15, "seconds": 3.0, "work": work}
+    """Start a job that does this, each for a time that is a hang by its rhythm.
+
+    The manager hears of steps about once a second: it has to hear of some before the first such work.
+    """
+    plan = {"steps": 200, "every": 15, "seconds": 3.0, "work": work}
     return job.start(
         "foreign.py", plan, options=("--standalone", f"--max_restarts={restarts}"), env={**SETTINGS, **env}
     )
