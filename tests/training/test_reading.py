@@ -87,6 +87,21 @@ def test_an_error_that_the_script_handles_as_the_last_one(how: str, caplog: pyte
     assert not peer.refused
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("numbers_beside_the_model", "a_sum_where_the_model_is", "best_accuracy_for_the_caller"),
+        "the_last_loss_for_the_caller",
+    ],
+)
+def test_what_is_gathered_for_the_caller(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    function = getattr(shapes_kept, how)
+    assert {one.weight for one in read(function)} == {Weight.WARNED}
+    enter(peer := Peer(), function)
+    assert "after a recovery it knows only the steps since" in caplog.text
+    assert not peer.refused
+
+
 @pytest.mark.parametrize(("how", "weight"), [("looks", Weight.WARNED), ("looks_with_a_default", Weight.NOTED)])
 def test_a_look_at_a_batch_as_an_epoch_begins(how: str, weight: Weight) -> None:
     """A step that is done twice would look at another batch: the self-check does none twice then."""
@@ -214,10 +229,10 @@ PROGRAMS = [
     *(ROOT / "examples" / name for name in ("digits_ddp.py", "chargpt_ddp.py")),
 ]
 EXPECTED = {
-    *("batch_ahead", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch"),
+    *("batch_ahead", "behind_train", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch"),
     *("prefetcher", "stochastic_depth"),
 }
-"""Scripts in which something is found: shapes that end otherwise. All others are recovered exactly, or refused."""
+"""Scripts in which something is found: shapes that end otherwise, or return what they have gathered."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}
 """Have no training function."""
 

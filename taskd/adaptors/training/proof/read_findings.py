@@ -173,6 +173,16 @@ def _of_epochs_change(source: Taint, used: str) -> ReadFinding:
     )
 
 
+def _of_returned(source: Taint, used: str) -> ReadFinding:
+    return ReadFinding(
+        source.place,
+        f"{used} returns {source.name!r}, which {source.place} sets from step to step: after a recovery it knows only "
+        "the steps since",
+        "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState (replicated={…}).",
+        Weight.WARNED,
+    )
+
+
 WORDS: Final = {
     TaintKind.INDEX: _of_index,
     TaintKind.CUT: _of_cut,
@@ -189,4 +199,5 @@ WORDS: Final = {
     TaintKind.EMPTY: _of_look,
     TaintKind.LOOKS: _of_look_with_default,
     TaintKind.AGAIN: _of_epochs_change,
+    TaintKind.RETURNED: _of_returned,
 }

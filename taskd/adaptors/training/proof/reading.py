@@ -199,7 +199,9 @@ def _mattering(reader: Statements) -> Iterator[Taint]:
     for source in reader.findings:
         if source.kind is TaintKind.LEAVES and reader.asks_first:
             continue
-        if source.kind is TaintKind.CARRIED and source.name in counts:
+        if source.kind in (TaintKind.CARRIED, TaintKind.RETURNED) and source.name in counts:
+            continue
+        if source._replace(kind=TaintKind.CARRIED) in reader.findings and source.kind is TaintKind.RETURNED:
             continue
         if (source.kind, source.place) not in right and not _is_gone_through_again(source, reader):
             yield source

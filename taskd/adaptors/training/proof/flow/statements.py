@@ -242,6 +242,9 @@ class Statements(Loops):
         value = self.read(node.value)
         if self.frame is self.frames[0]:
             self._hands_on(node)
+            for source in value.taints | self.control:
+                if source.kind is TaintKind.CARRIED:
+                    self.find(source._replace(kind=TaintKind.RETURNED), node)
         self.frame.returned.append(value._replace(taints=value.taints | self.control) if self.control else value)
         if any(loop.commits for loop in self.frame.loops):
             self._ends(node, self.frame.loops)

@@ -37,6 +37,7 @@ class TaintKind(Enum):
     EMPTY = "asks for a batch that a pass may not have"
     LOOKS = "asks for a batch, or None, beside the pass"
     AGAIN = "is changed from itself once an epoch"
+    RETURNED = "is gathered from step to step and returned"
 
 
 class Taint(NamedTuple):
