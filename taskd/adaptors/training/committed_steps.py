@@ -159,6 +159,14 @@ class CommittedSteps:
         """Record the position of the present step once more: the place in the data has become known."""
         self._record()
 
+    def record_commit(self) -> None:
+        """Record the position of the present step once more, behind its commit: how far it has come is known now."""
+        self.committing = True
+        try:
+            self._record()
+        finally:
+            self.committing = False
+
     def enter_again(self) -> None:
         """Record the random states with which the training function is entered again after a recovery.
 

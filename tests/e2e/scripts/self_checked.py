@@ -54,7 +54,14 @@ scaler = torch.amp.GradScaler(
 data = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
 dataset = TensorDataset(data, data.sum(1, keepdim=True))
 loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
-state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, scaler=scaler)
+state = taskd.TrainState(
+    model=model,
+    optimizer=optimizer,
+    scheduler=scheduler,
+    loader=loader,
+    scaler=scaler,
+    backup_every=PLAN.get("backup_every"),
+)
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:

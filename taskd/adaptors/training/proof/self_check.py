@@ -4,7 +4,8 @@ Rules:
 
 1. It is made in the first world of a job, by ranks that begin together; never by a newcomer, nor after a fault. Where
    its verdict could not be acted upon (nobody starts all processes anew), it is left out.
-2. A verdict that these processes find on their node is not proven again, unless the user wants it at each start.
+2. A verdict that these processes find on their node is not proven again, unless the user wants it at each start. After
+   a full restart, a rank on a new node takes it over from the others at its first commit.
 3. Where the training is not exact, no process is kept at a fault: all start anew, as under torchrun. If the check
    itself has changed the training, they do so at once, which costs no restart.
 """
@@ -28,6 +29,7 @@ from taskd.adaptors.training.proof.verdict import VerdictFile
 from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.runtime import Runtime
 from taskd.adaptors.training.tripwire import Interrupted
+from taskd.config.rundir import job_dir
 from taskd.core.policy import SelfCheck
 from taskd.runtime.records.selfcheck import CheckOutcome, CheckVerdict
 
@@ -45,16 +47,22 @@ class SelfCheckRun:
         self._proof: ReentryProof | None = None
         self._writes = EntryWrites()
         self._file: VerdictFile | None = None
+        self._looks_elsewhere = False
+        """Whether other nodes may have a verdict, and this one has none."""
 
     @property
     def runs(self) -> bool:
         """Whether it wants to hear of commits."""
+        return self._looks_elsewhere or self._proves
+
+    @property
+    def _proves(self) -> bool:
         return self._proof is not None and self._proof.runs
 
     @property
     def outlook(self) -> ProofOutlook:
         """What is known of the step that is done twice."""
-        if self.runs:
+        if self._proves:
             return ProofOutlook.TO_COME
         return ProofOutlook.EXACT if self._known_exact else ProofOutlook.NONE
 
@@ -64,7 +72,7 @@ class SelfCheckRun:
             self._begin()
         except Exception:
             logger.exception("the self-check could not begin, and is left out; training goes on")
-        if self._proof is None:
+        if not self.runs:
             self._runtime.refusals.prove(exact=self._known_exact)
         proof = self._proof
         return function if proof is None else lambda: self._prove(function, proof)
@@ -74,6 +82,8 @@ class SelfCheckRun:
         if self._proof is not None:
             self._writes.stop()
             self._proof.committed()
+        elif self._looks_elsewhere:
+            self._look_elsewhere()
 
     def differs(self, reason: str) -> None:
         """What was alike on all ranks before a fault is not after it. Called behind a commit.
@@ -93,6 +103,8 @@ class SelfCheckRun:
 
     def cancel(self) -> None:
         """A fault has come, or the training is over: nothing is proven any more."""
+        if self._looks_elsewhere:
+            self._end_of_looking(None)
         if self._proof is not None and self._proof.runs:
             if self._proof.has_differed:
                 self._heed(CheckVerdict(outcome=CheckOutcome.NOT_EXACT, reason="a step that was done again differed"))
@@ -109,21 +121,56 @@ class SelfCheckRun:
         self._file = self._verdict_file()
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
-            ahead = known.ahead if known.section == self._runtime.world.section else {}
-            settle(self._recovery.parts.loader_places, ahead)
-            self._known_exact = self._excuses(replace(known, ahead=ahead))
-            self._heed(known)
+            self._take(known)
+            if config.generation:
+                self._file.publish(known, default_store(), self._key())
             return
         if config.generation or self._recovery.commits:
+            if config.generation and not self._recovery.commits and config.self_check is SelfCheck.AUTO:
+                self._looks_elsewhere = True
+                for place in self._recovery.parts.loader_places.values():
+                    if not place.ahead.batches:
+                        place.ahead.follow()
             return
         prefix = f"taskd-self-check/{config.term}/{self._runtime.world.section}"
         agreement = Agreement(default_store(), prefix, dist.get_rank(), world_size, self._waiting)
         trial = AheadTrial(self._recovery.parts, suspected=self._runtime.refusals.fetches_ahead)
         self._proof = ReentryProof(self._recovery, agreement, trial, self._hindered, self._conclude)
 
+    def _take(self, known: CheckVerdict) -> None:
+        ahead = known.ahead if known.section == self._runtime.world.section else {}
+        settle(self._recovery.parts.loader_places, ahead)
+        self._known_exact = self._excuses(replace(known, ahead=ahead))
+        self._heed(known)
+
+    def _key(self) -> str:
+        config = self._link.config
+        return f"taskd-verdict/{config.term}/{config.generation}/{self._runtime.world.section}"
+
+    def _look_elsewhere(self) -> None:
+        """All ranks have begun: look whether one of them knows the verdict."""
+        found = None
+        try:
+            if self._file is not None:
+                found = self._file.look(default_store(), self._key())
+        except (RuntimeError, ValueError):
+            logger.warning("the self-check's verdict of the other nodes cannot be read, and is left out", exc_info=True)
+        self._end_of_looking(found)
+
+    def _end_of_looking(self, found: CheckVerdict | None) -> None:
+        self._looks_elsewhere = False
+        if found is not None:
+            self._take(found)
+        for place in self._recovery.parts.loader_places.values():
+            if place.ahead.follows:
+                place.ahead.settle(0)
+        if found is not None and found.ahead:
+            self._recovery.record_commit()
+        self._runtime.refusals.prove(exact=self._known_exact)
+
     def _verdict_file(self) -> VerdictFile:
         config = self._link.config
-        return VerdictFile(config.run_dir / config.job_id, dist.get_world_size())
+        return VerdictFile(job_dir(config.run_dir, config.job_id), dist.get_world_size())
 
     def _hindered(self) -> str:
         if self._writes.found:

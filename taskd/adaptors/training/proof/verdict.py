@@ -5,6 +5,8 @@ Rules:
 1. All ranks come to the same verdict: each word of it has been agreed on.
 2. It lies in the job's folder on each node, so that the next start need not prove it again. It counts for the text of
    the script and of the user's modules that it has imported, its arguments, and the number of ranks.
+3. A node that is new at a full restart has no such file. The ranks of the others publish the verdict in the store of
+   the default group as they begin; a rank without a file looks there at its first commit. By then all have begun.
 """
 
 import contextlib
@@ -16,15 +18,17 @@ from typing import Final
 
 import msgspec
 import torch
+from torch.distributed import Store
 
 from taskd.adaptors.groups.sites import users_files
+from taskd.runtime.folders.jobfolder import open_folder
 from taskd.runtime.records.selfcheck import SELF_CHECK, CheckVerdict, read_verdict
 
 _MOST_BYTES: Final = 1 << 24
 
 
 class VerdictFile:
-    """The file in which the processes of a node keep the verdict."""
+    """The file in which the processes of a node keep the verdict. `folder` is the job's."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
         self._folder = folder
@@ -40,13 +44,35 @@ class VerdictFile:
         return known
 
     def write(self, verdict: CheckVerdict) -> None:
-        """Keep the verdict. If that fails, the next start proves it again."""
-        new = self._folder / f"{SELF_CHECK}.{os.getpid()}"
-        try:
-            new.write_bytes(msgspec.json.encode(msgspec.structs.replace(verdict, of=self._of)))
-            new.replace(self._folder / SELF_CHECK)
-        except OSError:
-            new.unlink(missing_ok=True)
+        """Keep the verdict, in a folder that is made if need be: only a manager or an agent that dies makes it first.
+
+        If that fails, the next start proves it again.
+        """
+        with contextlib.suppress(OSError), contextlib.closing(open_folder(self._folder)) as folder:
+            folder.write(SELF_CHECK, msgspec.json.encode(msgspec.structs.replace(verdict, of=self._of)))
+
+    def publish(self, verdict: CheckVerdict, store: Store, key: str) -> None:
+        """Publish the verdict for ranks on nodes without a file.
+
+        Raises:
+            RuntimeError: the store has failed.
+        """
+        store.set(key, msgspec.json.encode(msgspec.structs.replace(verdict, of=self._of)).decode())
+
+    def look(self, store: Store, key: str) -> CheckVerdict | None:
+        """Return the published verdict on this very script, and keep it on this node; None if there is none.
+
+        Raises:
+            RuntimeError: the store has failed.
+            msgspec.DecodeError: it is no verdict.
+        """
+        if not store.check([key]):
+            return None
+        known = msgspec.json.decode(store.get(key), type=CheckVerdict)
+        if known.of != self._of:
+            return None
+        self.write(known)
+        return known
 
 
 def _identity(world_size: int) -> str:

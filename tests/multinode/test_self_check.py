@@ -1,0 +1,42 @@
+"""What the first start of a job has proven holds on a node that is new at a full restart."""
+
+import pytest
+
+from tests.e2e.job import Job
+from tests.e2e.plan import point
+from tests.launch import Launcher
+from tests.multinode.conftest import MakeJob
+
+pytestmark = [pytest.mark.slow, pytest.mark.root]
+STEPS = 10
+
+
+def test_a_new_node_takes_over_the_verdict_of_the_others(make_job: MakeJob, launcher: Launcher) -> None:
+    """A batch that is fetched ahead is handed out again on all nodes, though one of them knows it by the others alone.
+
+    The rank on the new node is replaced after the full restart, behind its first commit and later, and its successors
+    go on from its records.
+    """
+    plan = {"how": "ahead", "steps": STEPS, "backup_every": 0}
+    everybody = [point(f"all-{rank}", rank, 5, "begin") for rank in range(3)]
+    later = [point("soon", 1, 1, "begin"), point("again", 1, 8, "begin")]
+    job = make_job(1)
+    met = job.folder / "met-soon"
+    met.touch()  # the first start does not wait there
+    job.start("self_checked.py", {**plan, "points": [*everybody, *later]})
+    for one in everybody:
+        job.held(one["name"])
+    met.unlink()
+    job.nodes[1].file("/run/tmp/taskd-0/default/self-check.json").unlink()
+    job.kill(*(one["name"] for one in everybody))
+    assert job.recovered(1)["restart"]
+    for number, name in enumerate(("soon", "again"), 2):
+        job.kill(name)
+        assert not job.recovered(number)["restart"]
+    assert job.ends() == [0, 0, 0]
+    plain = Job(launcher, job.folder / "plain", 3)
+    plain.folder.mkdir()
+    plain.start("self_checked.py", plan, env={"TASKD_PROCESS_ENABLE": None})
+    assert plain.end() == 0, plain.output
+    assert [one["weights"] for one in job.results()] == [one["weights"] for one in plain.results()]
+    assert job.output.count("a batch of 'loader' is fetched ahead") == 1, "it is proven once"
