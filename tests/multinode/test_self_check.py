@@ -14,23 +14,25 @@ STEPS = 10
 def test_a_new_node_takes_over_the_verdict_of_the_others(make_job: MakeJob, launcher: Launcher) -> None:
     """A batch that is fetched ahead is handed out again on all nodes, though one of them knows it by the others alone.
 
-    The rank on the new node is replaced after the full restart, behind its first commit and later, and its successors
-    go on from its records.
+    After the full restart, another rank dies in the first step. Then the rank on the new node is replaced, behind its
+    first commit and later, and its successors go on from its records.
     """
-    plan = {"how": "ahead", "steps": STEPS, "backup_every": 0}
+    plan = {"how": "prefetcher", "steps": STEPS, "backup_every": 0}
     everybody = [point(f"all-{rank}", rank, 5, "begin") for rank in range(3)]
-    later = [point("soon", 1, 1, "begin"), point("again", 1, 8, "begin")]
+    later = [point("at once", 0, 0, "begin"), point("soon", 1, 1, "begin"), point("again", 1, 8, "begin")]
     job = make_job(1)
-    met = job.folder / "met-soon"
-    met.touch()  # the first start does not wait there
+    met = [job.folder / f"met-{name}" for name in ("at once", "soon")]
+    for path in met:
+        path.touch()  # the first start does not wait there
     job.start("self_checked.py", {**plan, "points": [*everybody, *later]})
     for one in everybody:
         job.held(one["name"])
-    met.unlink()
+    for path in met:
+        path.unlink()
     job.nodes[1].file("/run/tmp/taskd-0/default/self-check.json").unlink()
     job.kill(*(one["name"] for one in everybody))
     assert job.recovered(1)["restart"]
-    for number, name in enumerate(("soon", "again"), 2):
+    for number, name in enumerate(("at once", "soon", "again"), 2):
         job.kill(name)
         assert not job.recovered(number)["restart"]
     assert job.ends() == [0, 0, 0]

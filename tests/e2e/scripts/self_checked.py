@@ -90,7 +90,22 @@ def fetched_ahead() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         ready = following
 
 
-batches = fetched_ahead if HOW == "ahead" else endless
+class Prefetcher:
+    """The same, of which the text of the training function shows nothing."""
+
+    def __init__(self) -> None:
+        self.source = endless()
+        self.ready = next(self.source)
+
+    def __iter__(self) -> "Prefetcher":
+        return self
+
+    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, self.ready = self.ready, next(self.source)
+        return batch
+
+
+batches = {"ahead": fetched_ahead, "prefetcher": Prefetcher}.get(HOW, endless)
 
 
 def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

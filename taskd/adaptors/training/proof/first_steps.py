@@ -134,6 +134,12 @@ class CheckedFirstSteps(WatchedSteps):
         self._looks.enter()
         return self._check.around(function)
 
+    def enter(self, *, after_fault: bool) -> None:
+        """Look at what the function begins with, and let new nodes know what is proven."""
+        super().enter(after_fault=after_fault)
+        if after_fault:
+            self._check.entered()
+
     def committed(self) -> bool:
         """Look, or prove, what is due behind this commit."""
         self._check.committed()

@@ -49,6 +49,7 @@ class SelfCheckRun:
         self._file: VerdictFile | None = None
         self._looks_elsewhere = False
         """Whether other nodes may have a verdict, and this one has none."""
+        self._published: CheckVerdict | None = None
 
     @property
     def runs(self) -> bool:
@@ -77,6 +78,13 @@ class SelfCheckRun:
         proof = self._proof
         return function if proof is None else lambda: self._prove(function, proof)
 
+    def entered(self) -> None:
+        """The training function is entered in a world that was formed after a fault: publish the verdict there, too."""
+        try:
+            self._publish()
+        except RuntimeError:
+            logger.warning("the self-check's verdict cannot be published to other nodes", exc_info=True)
+
     def committed(self) -> None:
         """A step is committed."""
         if self._proof is not None:
@@ -103,8 +111,6 @@ class SelfCheckRun:
 
     def cancel(self) -> None:
         """A fault has come, or the training is over: nothing is proven any more."""
-        if self._looks_elsewhere:
-            self._end_of_looking(None)
         if self._proof is not None and self._proof.runs:
             if self._proof.has_differed:
                 self._heed(CheckVerdict(outcome=CheckOutcome.NOT_EXACT, reason="a step that was done again differed"))
@@ -122,8 +128,10 @@ class SelfCheckRun:
         known = self._file.read()
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
             self._take(known)
-            if config.generation:
-                self._file.publish(known, default_store(), self._key())
+            if known.ahead:
+                self._recovery.record_again()  # a newcomer knows it from there, at the very first step, too
+            self._published = known if config.generation else None
+            self._publish()
             return
         if config.generation or self._recovery.commits:
             if config.generation and not self._recovery.commits and config.self_check is SelfCheck.AUTO:
@@ -143,9 +151,13 @@ class SelfCheckRun:
         self._known_exact = self._excuses(replace(known, ahead=ahead))
         self._heed(known)
 
+    def _publish(self) -> None:
+        if self._file is not None and self._published is not None:
+            self._file.publish(self._published, default_store(), self._key())
+
     def _key(self) -> str:
-        config = self._link.config
-        return f"taskd-verdict/{config.term}/{config.generation}/{self._runtime.world.section}"
+        config, world = self._link.config, self._runtime.world
+        return f"taskd-verdict/{config.term}/{config.generation}/{world.generation}/{world.section}"
 
     def _look_elsewhere(self) -> None:
         """All ranks have begun: look whether one of them knows the verdict."""
