@@ -49,6 +49,7 @@ _MENDED = frozenset(
         "evaluation_all",
         "evaluation_inner",
         "loss_behind_loop",
+        "pipeline_first_step",
         "sampler_counts_passes",
         "seed_each_epoch",
         "split_momentum",

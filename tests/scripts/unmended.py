@@ -10,6 +10,7 @@ from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.loop_names import LoopNames
 from taskd.adaptors.training.data.pass_numbers import PassNumbers
 from taskd.adaptors.training.data.sampler_epochs import SamplerEpochs
+from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.parts.modes import Mode
 from taskd.adaptors.training.proof import reading
 from taskd.adaptors.training.proof.looks import EarlyLooks
@@ -43,6 +44,7 @@ def take_mendings_out() -> None:
         (SamplerEpochs, "_set", nothing),
         (Epochs, "go_on", nothing),
         (Mode, "_roots", outermost),
+        (InFlight, "take", nothing),
     ):
         if not hasattr(owner, name):
             raise AttributeError(f"{owner} has no {name} any more: the mutation does nothing")

@@ -91,7 +91,7 @@ def test_it_is_told_of_steps_and_recoveries() -> None:
     in_flight = InFlight(parts)
     assert in_flight.any
     in_flight.mark()
-    in_flight.drop_step()
+    in_flight.drop_step(0)
     in_flight.complete()
     assert told.called == ["mark", "mark", "drop", "complete"]
 

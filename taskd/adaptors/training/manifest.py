@@ -43,7 +43,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
     `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
     loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`), `taken` is what the self-check has
-    taken in.
+    taken in. `begun_at` is the step at which the training began, -1 if that is not known.
     """
 
     step: int
@@ -58,6 +58,7 @@ class StateManifest(msgspec.Struct, frozen=True):
     finite: bool = False
     layouts: dict[int, list[list[int]]] = {}
     taken: list[Taken] = []
+    begun_at: int = -1
 
 
 class Framed(NamedTuple):

@@ -101,7 +101,7 @@ def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateMan
     manifest = StateManifest(
         recovery.step, parts, slots, position, buffers, changed, replicas.part, replicas.weights, flags,
         recovery.losses.known_finite, recovery.lent_layouts.own if everything else recovery.lent_layouts.gives,
-        recovery.parts.taken.sent(),
+        recovery.parts.taken.sent(), recovery.in_flight.begun_at,
     )  # fmt: skip
     return manifest, tensors
 
@@ -182,7 +182,7 @@ def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes
         recovery.parts.loose.put(loose or {})
         recovery.parts.plain.put(manifest.plain)
         recovery.parts.taken.put(manifest.taken)
-        recovery.in_flight.take(manifest.flags)
+        recovery.in_flight.take(manifest.flags, manifest.begun_at)
         recovery.replicas.take(manifest.weights)
         recovery.lent_layouts.arrive(manifest.layouts)
     recovery.losses.take(finite=manifest.finite)

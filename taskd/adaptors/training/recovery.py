@@ -205,6 +205,7 @@ class StateRecovery(CommittedSteps):
             self.shares.lie_on(None if isinstance(found, str) else found)
         self._board.demand(Extra.STATE)
         self.in_flight = InFlight(self.parts)
+        self.in_flight.begun_at = self.step
         self.buffers.begin()
         self._followers.settle()
         if self._seeds is not None:
@@ -314,7 +315,7 @@ class StateRecovery(CommittedSteps):
 
     def redo(self) -> None:
         """Put all back to the last commit, as a recovery does in a process that it keeps. Raises `RestoreError`."""
-        self.in_flight.drop_step()
+        self.in_flight.drop_step(self.step)
         self.rollback()
         self.in_flight.complete()
         self.drop_step(on_purpose=True)

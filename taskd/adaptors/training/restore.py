@@ -56,7 +56,7 @@ def restore(
     """
     begun = time.monotonic()
     notes: list[str] = []
-    recovery.in_flight.drop_step()
+    recovery.in_flight.drop_step(plan.target_step)
     receivers = {receiver for transfer in plan.transfers for receiver in transfer.receivers}
     receives = rank in receivers or any(rank == load.receiver for load in plan.loads)
     if not plan.saved:

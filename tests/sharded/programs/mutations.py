@@ -54,7 +54,7 @@ def one_set() -> None:
 
 def leave_buffers() -> None:
     """What the stages' second agreement does to buffers stays."""
-    put(pipelining, _keep_buffers=lambda _schedule: None)
+    put(pipelining, _keep_buffers=lambda _schedule, _is_first: None)
 
 
 def no_handle_in_meshes() -> None:

@@ -18,6 +18,8 @@ class InFlight:
         self.any = bool(self._sharded or self._told)
         self.flags: fsdp2.Flags = []
         """As of the last commit."""
+        self.begun_at = -1
+        """The step at which the training began; -1 if that is not known. The first step is the one behind it."""
         self.mark()
 
     def mark(self) -> None:
@@ -26,8 +28,8 @@ class InFlight:
         for own in self._told:
             own.mark()
 
-    def drop_step(self) -> None:
-        """Let go of the step, and put the flags of the last commit back.
+    def drop_step(self, step: int) -> None:
+        """Let go of the step, and put the flags of the last commit back. `step` is the one that training goes on at.
 
         Raises:
             RestoreError: something of the step may still be under way.
@@ -35,7 +37,7 @@ class InFlight:
         for library in self._library:
             library.drop_step()
         partitions.drop_step(self._parts.optimizers)
-        pipelining.drop_step()
+        pipelining.drop_step(lambda: step == self.begun_at)
         fsdp2.drop_step(self._sharded)
         fsdp2.put_flags(self._sharded, self.flags)
         for own in self._told:
@@ -52,7 +54,7 @@ class InFlight:
         for library in self._library:
             library.complete()
 
-    def take(self, flags: fsdp2.Flags) -> None:
-        """Use a donor's flags from now on."""
-        self.flags = flags
+    def take(self, flags: fsdp2.Flags, begun_at: int) -> None:
+        """Use a donor's flags from now on, and its knowledge where the training began."""
+        self.flags, self.begun_at = flags, begun_at
         fsdp2.put_flags(self._sharded, flags)

@@ -5,12 +5,13 @@ Rules:
 1. In its first step a schedule has all stages vote, and infer the shapes of what they exchange by messages. A survivor
    would leave that out and meet a new process that does it: so all ranks do it again.
 2. That runs the stages once, on memory with any content. Buffers that it changes are put back afterwards, since the
-   undisturbed run has no such pass there.
+   undisturbed run has no such pass there. In the training's first step it has: there they are not.
 3. A stage's group is a handle, and stays.
 
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/pipelining`.
 """
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -43,8 +44,11 @@ def stages_of(parts: Parts) -> list[Any]:
     return found
 
 
-def drop_step() -> None:
-    """Forget the step that the schedules of this process are in, and what their stages have agreed on."""
+def drop_step(is_first: Callable[[], bool]) -> None:
+    """Forget the step that the schedules of this process are in, and what their stages have agreed on.
+
+    `is_first` returns, as they agree again, whether that is in the first step of the training.
+    """
     for stage in stages():
         stage.clear_runtime_states()
         for name in _CHUNKS:
@@ -54,14 +58,14 @@ def drop_step() -> None:
         for name in _AGREED:
             if hasattr(schedule, name):
                 setattr(schedule, name, False)
-        _keep_buffers(schedule)
+        _keep_buffers(schedule, is_first)
 
 
-def _keep_buffers(schedule: Any) -> None:
+def _keep_buffers(schedule: Any, is_first: Callable[[], bool]) -> None:
     """Once, when the stages agree again, put their buffers back."""
     name = "_initialize_stages" if hasattr(schedule, "_stages") else "_initialize_stage"
     if name in vars(schedule):
-        return
+        delattr(schedule, name)  # of a fault before, of which nothing came
 
     def agree_once(*_: Any, **__: Any) -> Steps:
         own = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]
@@ -69,6 +73,8 @@ def _keep_buffers(schedule: Any) -> None:
         saved = [buffer.clone() for buffer in buffers]
         delattr(schedule, name)
         agreed = yield ORIGINAL
+        if is_first():
+            return agreed
         with torch.no_grad():
             for buffer, content in zip(buffers, saved, strict=True):
                 buffer.copy_(content)
