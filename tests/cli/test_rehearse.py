@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from tests.rehearsal.catalog import FOLDER, PROGRAMS, SCRIPTS, rehearse, wrong
-from tests.thorough import everyday
 
 NAMES = [script.name for script in SCRIPTS]
 
@@ -85,9 +84,9 @@ def test_a_line_that_is_printed_otherwise_is_found() -> None:
     assert any("'total'" in note for note in [*verdict["notes"], *(f["found"] for f in verdict["findings"])])
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.timeout(560)
-@pytest.mark.parametrize("words", everyday([(), ("once",)], ()))
+@pytest.mark.parametrize("words", [(), ("once",)])
 def test_a_script_dies_behind_its_training_function(words: tuple[str, ...]) -> None:
     status, verdict, said = rehearse(PROGRAMS / "ends.py", arguments=words)
     assert verdict["kills"][-1] == "rank 1 behind the training function, step 24", said

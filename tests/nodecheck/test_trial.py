@@ -63,6 +63,7 @@ def test_a_store_that_is_not_there(nodes, start) -> None:
     assert found.cause.startswith("reaching the store failed: ")
 
 
+@pytest.mark.thorough
 def test_a_link_that_is_cut_before(nodes, start) -> None:
     nodes[1].cut()
     sides = [start(number, timeout_s=8) for number in (0, 1)]

@@ -10,6 +10,7 @@ import torch
 
 from taskd.adaptors.torchrun import exercise, standby
 from taskd.config.process import environment
+from tests.thorough import everyday
 
 COUNTS_THREADS = """
 import os
@@ -20,7 +21,7 @@ print(len(os.listdir("/proc/self/task")) - before)
 """
 
 
-@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("threads", everyday(["1", "4"], "4"))
 def test_no_thread_is_left(threads: str) -> None:
     env = {**environment(), "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     assert subprocess.check_output([sys.executable, "-c", COUNTS_THREADS], env=env, text=True) == "0\n"

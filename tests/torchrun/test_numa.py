@@ -64,6 +64,7 @@ def test_exclusive_cpus(play: Play) -> None:
     assert not first & second
 
 
+@pytest.mark.thorough
 @needs_two
 def test_a_replaced_rank_is_bound_as_before(launcher: Launcher, run_dir: Path) -> None:
     """It starts cold, for a warm process is bound to nothing; that is said once."""

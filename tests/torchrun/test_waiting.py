@@ -106,6 +106,7 @@ def test_a_living_job_is_not_restarted_for_a_node_that_waits(managed: Managed) -
     assert late.wait(LIMIT_S) == 1, "torch closes the rendezvous with the job"
 
 
+@pytest.mark.thorough
 def test_a_node_that_waits_for_a_place_leaves_the_list(managed: Managed) -> None:
     names = managed.begin()
     late = managed.start()
@@ -118,6 +119,7 @@ def test_a_node_that_waits_for_a_place_leaves_the_list(managed: Managed) -> None
     assert late.wait(LIMIT_S) == 0
 
 
+@pytest.mark.thorough
 def test_torchruns_own_behaviour_when_it_has_taken_over(managed: Managed) -> None:
     """The manager is gone: all ranks start again together with a node that comes late."""
     env = {"TASKD_MANAGER_WAIT_S": "0.5", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
