@@ -19,9 +19,10 @@ def test_a_new_node_takes_over_the_verdict_of_the_others(make_job: MakeJob, laun
     """
     plan = {"how": "prefetcher", "steps": STEPS, "backup_every": 0}
     everybody = [point(f"all-{rank}", rank, 5, "begin") for rank in range(3)]
-    later = [point("at once", 0, 0, "begin"), point("soon", 1, 1, "begin"), point("again", 1, 8, "begin")]
+    first = [point(f"first-{rank}", rank, 0, "begin") for rank in range(3)]
+    later = [*first, point("soon", 1, 1, "begin"), point("again", 1, 8, "begin")]
     job = make_job(1)
-    met = [job.folder / f"met-{name}" for name in ("at once", "soon")]
+    met = [job.folder / f"met-{name}" for name in (*(one["name"] for one in first), "soon")]
     for path in met:
         path.touch()  # the first start does not wait there
     job.start("self_checked.py", {**plan, "points": [*everybody, *later]})
@@ -32,7 +33,11 @@ def test_a_new_node_takes_over_the_verdict_of_the_others(make_job: MakeJob, laun
     job.nodes[1].file("/run/tmp/taskd-0/default/self-check.json").unlink()
     job.kill(*(one["name"] for one in everybody))
     assert job.recovered(1)["restart"]
-    for number, name in enumerate(("at once", "soon", "again"), 2):
+    for one in first:
+        job.held(one["name"])  # all are inside of the function
+    for one in first[1:]:
+        job.release(one["name"])
+    for number, name in enumerate(("first-0", "soon", "again"), 2):
         job.kill(name)
         assert not job.recovered(number)["restart"]
     assert job.ends() == [0, 0, 0]

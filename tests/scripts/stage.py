@@ -99,7 +99,8 @@ class Stage:
             stock = play(script, folder.with_name(f"{folder.name}-stock"), taskd=False, kills=planned)
             if not difference(run, stock):
                 judgement = Judgement(RESTARTED, f"as under stock torchrun with these kills: {judgement.why}")
-        if not anywhere:  # at other places, a script may be refused, or start anew before anything is known of it
+        # A kill anywhere may come before anything is known of the script, and is not at the places of its own.
+        if not (anywhere and (judgement.grade is RESTARTED or (judgement.grade is REFUSED and script.places))):
             judgement = self._allowed(script, judgement, run)
         verdict = verdict_of(run)
         if judgement.grade not in (SILENT, FAILED) and not self._keep:

@@ -31,14 +31,13 @@ class FetchedAhead:
 
     Attributes:
         batches: how many; they are handed out again after a recovery.
-        follows: whether the place of the steps is being found out.
         due_step: returns the number of the step under way, also while it is committed; from 1.
     """
 
     def __init__(self) -> None:
         self.batches = 0
         self.due_step: Callable[[], int] = int
-        self.follows = self._has_ended = self._by_others = False
+        self._follows = self._has_ended = self._by_others = False
         self._thread = 0
         self._asked_in: deque[int] = deque(maxlen=_STEPS)
         self._newest: deque[Pass] = deque(maxlen=MOST_AHEAD + 1)
@@ -46,16 +45,16 @@ class FetchedAhead:
 
     def follow(self) -> None:
         """Record where the pass stands, until `settle`. Nothing is known yet."""
-        self._thread, self.follows, self.batches = threading.get_ident(), True, 0
+        self._thread, self._follows, self.batches = threading.get_ident(), True, 0
 
     def settle(self, batches: int) -> None:
         """So many batches are fetched ahead."""
-        self.batches, self.follows, self._remembered = batches, False, None
+        self.batches, self._follows, self._remembered = batches, False, None
 
     @property
     def records(self) -> bool:
         """Whether `handed` and `ended` are to be called."""
-        return self.follows or self.batches > 0
+        return self._follows or self.batches > 0
 
     def handed(self, now: Pass) -> None:
         """Record a batch: `now` is the pass that it belongs to, and counts it."""
@@ -76,7 +75,7 @@ class FetchedAhead:
         """Forget what was recorded. The next batch is the first, or the first behind `place`."""
         self._newest.clear()
         self._has_ended = False
-        if not self.follows:  # the step that is done twice is compared with what was asked for in its first time
+        if not self._follows:  # the step that is done twice is compared with what was asked for in its first time
             self._asked_in.clear()
         if place is not None:
             self._newest.append(replace(place))
@@ -106,7 +105,7 @@ class FetchedAhead:
     @property
     def is_unknown(self) -> bool:
         """Whether the place of the steps is not known yet."""
-        return self.follows and bool(self._newest)
+        return self._follows and bool(self._newest)
 
     def remember(self) -> None:
         """A step is committed: remember where the pass stood one batch ago, if a batch was asked for in each step."""

@@ -55,6 +55,6 @@ class InFlight:
             library.complete()
 
     def take(self, flags: fsdp2.Flags, begun_at: int) -> None:
-        """Use a donor's flags from now on, and its knowledge where the training began."""
+        """Use a donor's flags from now on, and the step at which its training began."""
         self.flags, self.begun_at = flags, begun_at
         fsdp2.put_flags(self._sharded, flags)

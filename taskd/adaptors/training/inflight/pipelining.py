@@ -5,7 +5,7 @@ Rules:
 1. In its first step a schedule has all stages vote, and infer the shapes of what they exchange by messages. A survivor
    would leave that out and meet a new process that does it: so all ranks do it again.
 2. That runs the stages once, on memory with any content. Buffers that it changes are put back afterwards, since the
-   undisturbed run has no such pass there. In the training's first step it has: there they are not.
+   undisturbed run has no such pass there. Its first step has one, so in that step the buffers stay as they are.
 3. A stage's group is a handle, and stays.
 
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/pipelining`.
@@ -65,7 +65,7 @@ def _keep_buffers(schedule: Any, is_first: Callable[[], bool]) -> None:
     """Once, when the stages agree again, put their buffers back."""
     name = "_initialize_stages" if hasattr(schedule, "_stages") else "_initialize_stage"
     if name in vars(schedule):
-        delattr(schedule, name)  # of a fault before, of which nothing came
+        delattr(schedule, name)  # the stages have not agreed since the fault before
 
     def agree_once(*_: Any, **__: Any) -> Steps:
         own = schedule._stages if hasattr(schedule, "_stages") else [schedule._stage]

@@ -5,6 +5,9 @@ from typing import Final, NamedTuple
 
 from taskd.adaptors.training.proof.flow.values import Taint, TaintKind
 
+_KEEP: Final = (
+    "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState (replicated={…})"
+)
 _LOOKS: Final = "{} looks at a batch, and would get another one in a step that is done twice"
 
 
@@ -70,8 +73,7 @@ def _of_carried(source: Taint, used: str) -> ReadFinding:
         source.place,
         f"{source.place} sets {source.name!r} for later steps, and {used} depends on it: a recovery calls the function "
         "again, and the name begins anew",
-        "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState (replicated={…}), or "
-        "make it from state.step.",
+        f"{_KEEP}, or make it from state.step.",
     )
 
 
@@ -178,7 +180,7 @@ def _of_returned(source: Taint, used: str) -> ReadFinding:
         source.place,
         f"{used} returns {source.name!r}, which {source.place} sets from step to step: after a recovery it knows only "
         "the steps since",
-        "Keep it in an object with state_dict() and load_state_dict() that is given to TrainState (replicated={…}).",
+        f"{_KEEP}.",
         Weight.WARNED,
     )
 

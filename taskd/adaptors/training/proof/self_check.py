@@ -167,17 +167,15 @@ class SelfCheckRun:
                 found = self._file.look(default_store(), self._key())
         except (RuntimeError, ValueError):
             logger.warning("the self-check's verdict of the other nodes cannot be read, and is left out", exc_info=True)
-        self._end_of_looking(found)
-
-    def _end_of_looking(self, found: CheckVerdict | None) -> None:
         self._looks_elsewhere = False
         if found is not None:
             self._take(found)
-        for place in self._recovery.parts.loader_places.values():
-            if place.ahead.follows:
-                place.ahead.settle(0)
-        if found is not None and found.ahead:
-            self._recovery.record_commit()
+            if found.ahead:
+                self._recovery.record_commit()
+        else:
+            for place in self._recovery.parts.loader_places.values():
+                if not place.ahead.batches:
+                    place.ahead.settle(0)
         self._runtime.refusals.prove(exact=self._known_exact)
 
     def _verdict_file(self) -> VerdictFile:

@@ -44,12 +44,12 @@ class VerdictFile:
         return known
 
     def write(self, verdict: CheckVerdict) -> None:
-        """Keep the verdict, in a folder that is made if need be: only a manager or an agent that dies makes it first.
+        """Keep the verdict. Make the job's folder if need be: on a node without a manager there is none yet.
 
         If that fails, the next start proves it again.
         """
         with contextlib.suppress(OSError), contextlib.closing(open_folder(self._folder)) as folder:
-            folder.write(SELF_CHECK, msgspec.json.encode(msgspec.structs.replace(verdict, of=self._of)))
+            folder.write(SELF_CHECK, self._encoded(verdict))
 
     def publish(self, verdict: CheckVerdict, store: Store, key: str) -> None:
         """Publish the verdict for ranks on nodes without a file.
@@ -57,7 +57,7 @@ class VerdictFile:
         Raises:
             RuntimeError: the store has failed.
         """
-        store.set(key, msgspec.json.encode(msgspec.structs.replace(verdict, of=self._of)).decode())
+        store.set(key, self._encoded(verdict).decode())
 
     def look(self, store: Store, key: str) -> CheckVerdict | None:
         """Return the published verdict on this very script, and keep it on this node; None if there is none.
@@ -73,6 +73,9 @@ class VerdictFile:
             return None
         self.write(known)
         return known
+
+    def _encoded(self, verdict: CheckVerdict) -> bytes:
+        return msgspec.json.encode(msgspec.structs.replace(verdict, of=self._of))
 
 
 def _identity(world_size: int) -> str:

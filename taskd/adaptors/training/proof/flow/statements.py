@@ -240,12 +240,14 @@ class Statements(Loops):
 
     def _return(self, node: ast.Return) -> None:
         value = self.read(node.value)
+        if self.control:
+            value = value._replace(taints=value.taints | self.control)
         if self.frame is self.frames[0]:
             self._hands_on(node)
-            for source in value.taints | self.control:
+            for source in value.taints:
                 if source.kind is TaintKind.CARRIED:
                     self.find(source._replace(kind=TaintKind.RETURNED), node)
-        self.frame.returned.append(value._replace(taints=value.taints | self.control) if self.control else value)
+        self.frame.returned.append(value)
         if any(loop.commits for loop in self.frame.loops):
             self._ends(node, self.frame.loops)
         self._leaves(node)
