@@ -205,8 +205,9 @@ static PyObject *commit_quickly(PyObject *self, PyObject *loss)
 {
     struct taskd_pulse *pulse = PyLong_AsVoidPtr(self);
     struct taskd_board *board = pulse->board;
-    if (loss == &_Py_NoneStruct && !board->extras && pulse->counts->done && !forked(pulse)) {
-        int64_t step = board->step + 1;
+    int64_t step = board->step + 1;
+    int counts_only = loss == &_Py_NoneStruct && !board->extras && step < board->due;
+    if (counts_only && pulse->counts->done && !forked(pulse)) {
         int done = record_fast(pulse, step, 1);
         if (done < 0)
             PyErr_Clear();                      /* the whole commit will meet the same, and is torn by it */

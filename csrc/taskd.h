@@ -181,6 +181,7 @@ struct taskd_board {
     int64_t step;               /* committed ones */
     int64_t commits;            /* of this process, with the state that it has */
     int64_t extras;             /* not 0: a commit has more to do than to count; a byte for each reason */
+    int64_t due;                /* and so has that of this step */
 };
 
 /* What the functions of pulse.c work on. The caller owns it and all that it points at. */

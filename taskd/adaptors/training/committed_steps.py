@@ -138,9 +138,9 @@ class CommittedSteps:
         self._backups = copying
         self._board.demand(Extra.STATE)
 
-    def demand_copies(self, wanted: bool) -> None:
-        """Have the next commit call `backups.due`, or not. Thread-safe."""
-        self._board.demand(Extra.COPIES, wanted=wanted)
+    def copy_at(self, step: int) -> None:
+        """Have the commit of `step` call `backups.due`; NEVER: no commit does. Thread-safe."""
+        self._board.due = step
 
     def take_in(self, paths: Iterable[str]) -> None:
         """Take values outside of the state into it, by their paths. Called behind a commit."""

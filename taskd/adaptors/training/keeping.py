@@ -1,9 +1,6 @@
 """Where else a training state is kept while the training function runs: copies in shared memory, and checkpoints."""
 
-from typing import Final, NamedTuple, Protocol
-
-NEVER: Final = 1 << 62
-"""The step that nobody waits for."""
+from typing import NamedTuple, Protocol
 
 
 class SavedCheckpoint(NamedTuple):

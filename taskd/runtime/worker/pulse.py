@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from taskd.errors import ShimError
 from taskd.runtime.box.shim import core, interface
@@ -20,6 +20,8 @@ from taskd.runtime.box.shim import core, interface
 _log = logging.getLogger(__name__)
 Buffer = bytes | memoryview
 Hook = Callable[..., None]
+NEVER: Final = 1 << 62
+"""The step that nobody waits for."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,6 @@ class Extra(enum.IntEnum):
     STATE = 0  # something that the state itself knows of; the thread that trains sets it
     ON_COMMIT = 1  # somebody waits for the commit; the control thread sets it too
     FAILURE = 2  # a collective has failed, on whatever thread
-    COPIES = 3  # the state of this step is to be copied; the thread that copies sets it
 
 
 class Board:
@@ -66,11 +67,12 @@ class Board:
     """
 
     def __init__(self, optimizers: int) -> None:
-        self._memory = memoryview(bytearray(8 * (3 + 2 * optimizers)))
+        self._memory = memoryview(bytearray(8 * (4 + 2 * optimizers)))
         self._words = self._memory.cast("q")
         self._extras = self._memory[16:24]
-        self.counts = self._words[3:]
+        self.counts = self._words[4:]
         self.demand(Extra.STATE)
+        self.due = NEVER
 
     @property
     def memory(self) -> memoryview:
@@ -94,6 +96,15 @@ class Board:
     @commits.setter
     def commits(self, commits: int) -> None:
         self._words[1] = commits
+
+    @property
+    def due(self) -> int:
+        """The step whose commit has more to do than to count. Any thread may set it."""
+        return self._words[3]
+
+    @due.setter
+    def due(self, step: int) -> None:
+        self._words[3] = step
 
     def reset(self) -> None:
         """Count the optimizers' steps from zero."""

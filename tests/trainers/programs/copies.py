@@ -11,8 +11,8 @@ def await_copies() -> None:
     """As where a step takes longer than a copy: a kill finds copies of the newest step that was due."""
     if moments.PLAIN:
         return
-    from taskd.adaptors.training.keeping import NEVER
     from taskd.adaptors.training.runtime import current
+    from taskd.runtime.worker.pulse import NEVER
 
     runtime = current()
     if runtime is None or runtime.session is None:

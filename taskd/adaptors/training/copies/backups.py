@@ -26,7 +26,6 @@ from taskd.adaptors.training.copies.ring import Member, Neighbours, earlier_on_n
 from taskd.adaptors.training.copies.sharing import state_key
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.copies.tally import Tally
-from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.limits.compiled import compiled_anew
 from taskd.adaptors.training.limits.matter import Matter
 from taskd.adaptors.training.limits.refusals import Refusals, alone, has_statistics, tell_inexact
@@ -34,6 +33,7 @@ from taskd.adaptors.training.recovery import StateRecovery
 from taskd.adaptors.training.sharding.layout import record_layouts
 from taskd.adaptors.training.sharding.shards import name_of
 from taskd.runtime.system.hidden import forget
+from taskd.runtime.worker.pulse import NEVER
 from taskd.runtime.worker.worker import WorkerLink
 from taskd.wire.state import StateHeld, Unshared
 from taskd.wire.text import line
@@ -159,7 +159,7 @@ class Backups:
         self._recovery.replicas.statistics = has_statistics(self._recovery.parts)
         self.folder.forget_after(self._recovery.step)
         self._begun, self._tells, self._elsewhere = kept >= 0, member.first, near.buddy is not None
-        hooks = CopyHooks(lambda: self._recovery.step, self._give_up, self._begin, self._recovery.demand_copies)
+        hooks = CopyHooks(lambda: self._recovery.step, self._give_up, self._begin, self._recovery.copy_at)
         self._copier = Copier(member, self.folder, self._every, kept, copies, hooks)
         self.tally = self._copier.tally
         self._recovery.backups = self

@@ -32,10 +32,10 @@ class CopyHooks(NamedTuple):
         step: returns the newest committed step.
         refused: called once with the reason if copies are impossible.
         begun: called once when all ranks have copies of a step.
-        demand: called with whether the next commit must call `Copying.due`.
+        due_at: called with the step whose commit must call `Copying.due`; `NEVER`: no commit must.
     """
 
     step: Callable[[], int]
     refused: Callable[[str], None]
     begun: Callable[[], None]
-    demand: Callable[[bool], None]
+    due_at: Callable[[int], None]

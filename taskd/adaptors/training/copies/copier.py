@@ -32,10 +32,10 @@ from taskd.adaptors.training.copies.room import is_pressed
 from taskd.adaptors.training.copies.sharing import copies_state
 from taskd.adaptors.training.copies.snapshot import Snapshot
 from taskd.adaptors.training.copies.tally import Tally
-from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.streams import let_others_capture
 from taskd.errors import CopyError, LinkError
 from taskd.runtime.system.hidden import HiddenThread, forget
+from taskd.runtime.worker.pulse import NEVER
 
 if TYPE_CHECKING:
     from taskd.adaptors.training.copies.exchange import Exchange
@@ -87,7 +87,7 @@ class Copier:
         """This rank copies the state, and not its position only. Final once the first round has begun."""
         self.own = False
         """The state differs between replicas."""
-        self._step, self._refused, self._begun, self._demand = hooks
+        self._step, self._refused, self._begun, self._due_at = hooks
         self._told: tuple[int, bool] | None = None
         self._first = -1
         self._over = ""
@@ -134,8 +134,8 @@ class Copier:
                 self._over, on_time = f"the state cannot be put down: {type(error).__name__}: {error}", False
         self.tally.by_step = [*self.tally.by_step[-1:], (step, begun_s)]
         with self._changed:
-            self._told, self.next, self._taking = (self.next, on_time), NEVER, False
-            self._demand(False)
+            self._told, self._taking = (self.next, on_time), False
+            self._set_next(NEVER)
             self._changed.notify_all()
         self.tally.stall_s += time.monotonic() - begun_s
 
@@ -153,8 +153,8 @@ class Copier:
             that are not whole: no other copier may use this folder.
         """
         with self._changed:
-            self._stopping, self.next = True, NEVER
-            self._demand(False)
+            self._stopping = True
+            self._set_next(NEVER)
             self._changed.notify_all()
         end_s = time.monotonic() + _STOP_S
         thread = self._thread
@@ -251,8 +251,7 @@ class Copier:
 
     def _let_go(self, exchange: "Exchange | None") -> None:
         with self._changed:
-            self.next = NEVER
-            self._demand(False)
+            self._set_next(NEVER)
         self.snapshot.release()
         if exchange is not None:
             exchange.close()
@@ -276,14 +275,16 @@ class Copier:
 
     def _arm(self, step: int) -> None:
         with self._changed:
-            if self._step() >= step:
-                self._told = (step, False)
-                return
-            self._told, self.next = None, step
-            self._demand(True)
-            if self._step() >= step:  # the commit came before the demand
-                self._told, self.next = (step, False), NEVER
-                self._demand(False)
+            if self._step() < step:
+                self._told = None
+                self._set_next(step)
+            if self._step() >= step:  # no commit of this step will come
+                self._told = step, False
+                self._set_next(NEVER)
+
+    def _set_next(self, step: int) -> None:
+        self.next = step
+        self._due_at(step)
 
     def _await_commit(self) -> bool:
         with self._changed:

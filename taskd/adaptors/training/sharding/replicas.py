@@ -19,11 +19,12 @@ from msgspec.structs import replace
 
 from taskd.adaptors.groups.rows import MeshRows
 from taskd.adaptors.groups.tables import default_store
-from taskd.adaptors.training.keeping import NEVER, Copying
+from taskd.adaptors.training.keeping import Copying
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.shards import digest_of, name_of, rows_of
 from taskd.adaptors.training.trust.verifying import StateVerifier
 from taskd.errors import StatementError
+from taskd.runtime.worker.pulse import NEVER
 from taskd.wire.kinds import NOBODY, JobRank
 from taskd.wire.state import MeshRow, StateHeld, Unshared
 

@@ -21,12 +21,12 @@ from typing import Any, Final
 import torch
 
 from taskd.adaptors.training.digests import digest
-from taskd.adaptors.training.keeping import NEVER
 from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.partitions import whole
 from taskd.adaptors.training.sharding.shards import local, trained
 from taskd.adaptors.training.streams import beside, event_of
 from taskd.runtime.system.hidden import HiddenThread, forget
+from taskd.runtime.worker.pulse import NEVER
 from taskd.wire.state import StateDigest
 
 _log = logging.getLogger(__name__)
