@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,17 @@ def test_copies_are_due_as_often_as_they_cost_so_much() -> None:
     assert tally.due_after(5, 5, 0) == 5 + 20, "0.04 s each, of steps of 0.1 s"
     assert tally.due_after(5, 40, 0) == 41
     assert tally.due_after(5, 5, 4) == 8
+
+
+def test_a_copy_that_no_single_death_needs_is_made_every_five_seconds() -> None:
+    """The first ones come sooner, so that a short training loses a quarter at most."""
+    steps = [(4, 100.0), (5, 100.125)]
+    tally = Tally(whole=1, stall_s=0.001, busy_s=0.004, by_step=steps, begun_s=0.0)
+    assert tally.due_after(5, 5, 0) == 5 + 2, "0.25 s, by the cost"
+    assert tally.due_after(5, 5, 0, rests=True) == 5 + 40, "5 s"
+    assert replace(tally, begun_s=98.125).due_after(5, 5, 0, rests=True) == 5 + 4, "a quarter of 2 s"
+    assert replace(tally, busy_s=1.0).due_after(5, 5, 0, rests=True) > 5 + 399, "50 s, by the cost"
+    assert tally.due_after(5, 5, 4, rests=True) == 8, "the script has set it"
 
 
 # ---- collectives of a state_dict()

@@ -123,7 +123,7 @@ def no_agreement() -> None:
 
     def outcome(self: Any, _store: Any, step: int) -> int:
         self.kept = step
-        return int(self._due_after(step))
+        return int(self.tally.due_after(step, self._step(), self._every))
 
     put(copier.Copier, _outcome=outcome)
 

@@ -213,7 +213,7 @@ class Backups:
         """Have this rank copy its whole state if it differs from that of its replicas."""
         copier.own = self._recovery.replicas.own is Unshared.ALONE
         if copier.own or self._recovery.replicas.statistics:
-            copier.whole = True
+            copier.whole, copier.rests = True, False
             folder.expect(self._link.config.per_node)
 
     def _fits(self, size_bytes: int) -> str:

@@ -85,8 +85,8 @@ class Copier:
         self.tally = Tally()
         self.whole = not member.earlier or not world.state_key
         """This rank copies the state, and not its position only. Final once the first round has begun."""
-        self.own = False
-        """The state differs between replicas."""
+        self.own, self.rests = False, bool(world.state_key)
+        """The state differs between replicas; no single death needs a copy."""
         self._step, self._refused, self._begun, self._due_at = hooks
         self._told: tuple[int, bool] | None = None
         self._first = -1
@@ -355,7 +355,7 @@ class Copier:
                 raise CopyError("not all ranks make them")
             self._pause(next(pauses))
             done = self._asked(lambda: store.add(f"{step}/done", 0))
-        following = NEVER if done >= _OVER else self.tally.due_after(step, self._step(), self._every)
+        following = NEVER if done >= _OVER else self.tally.due_after(step, self._step(), self._every, rests=self.rests)
         self._asked(lambda: store.set(f"{step}/after", f"{int(done < _FAILED)} {following}"))
         for former in self._stale:
             self._asked(partial(store.delete_key, former))
