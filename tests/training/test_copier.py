@@ -27,6 +27,7 @@ from taskd.config.worker import WorkerConfig
 from taskd.errors import CopyError
 from taskd.runtime.agent.sockets import LocalServer
 from taskd.runtime.links.identity import peers_key
+from taskd.runtime.worker.pulse import NEVER
 from taskd.runtime.worker.worker import WorkerLink
 from taskd.wire.kinds import JobRank
 
@@ -62,10 +63,14 @@ def start(folder: CopyFolder) -> Iterator[Start]:
     """Starts the copier of rank 1, whose first step is 1, which has passed already."""
     made: list[Copier] = []
 
-    def make(near: Neighbours = ALONE, begun: Callable[[], None] = lambda: None) -> Copier:
+    def make(
+        near: Neighbours = ALONE,
+        begun: Callable[[], None] = lambda: None,
+        due_at: Callable[[int], None] = lambda _step: None,
+    ) -> Copier:
         now = [-1]
         world = CopyWorld("world", 1, lambda: KEY)
-        hooks = CopyHooks(lambda: now[0], print, begun, print)
+        hooks = CopyHooks(lambda: now[0], print, begun, due_at)
         made.append(Copier(Member(R1, False, 2, near), folder, 1, -1, world, hooks))
         made[-1].start()
         now[0] = 5
@@ -115,6 +120,22 @@ def test_a_resolver_that_is_silent_does_not_hold_its_end_up(start: Start, monkey
     assert copier.stop()
     assert time.monotonic() - begun_s < 2.0
     resolver.over.set()
+
+
+def test_a_thread_that_ends_late_leaves_the_next_copiers_step_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver, due = Held(), list[int]()
+    monkeypatch.setattr(exchange, "own_host", resolver)
+    copier = start(Neighbours(R0, R0), due_at=due.append)
+    assert resolver.begun.wait(LIMIT_S)
+    assert copier.stop()
+    assert due.pop() == NEVER
+    due.append(7)  # of the next copier
+    resolver.over.set()
+    assert copier._thread is not None
+    copier._thread.join(LIMIT_S)
+    assert due[-1] == 7
 
 
 def test_a_thread_that_does_not_end_is_left_behind_and_makes_no_copy_whole(

@@ -153,8 +153,8 @@ class Copier:
             that are not whole: no other copier may use this folder.
         """
         with self._changed:
-            self._stopping = True
             self._set_next(NEVER)
+            self._stopping = True
             self._changed.notify_all()
         end_s = time.monotonic() + _STOP_S
         thread = self._thread
@@ -284,7 +284,8 @@ class Copier:
 
     def _set_next(self, step: int) -> None:
         self.next = step
-        self._due_at(step)
+        if not self._stopping:  # a later copier's may be due by then
+            self._due_at(step)
 
     def _await_commit(self) -> bool:
         with self._changed:
