@@ -209,6 +209,14 @@ SCRIPTS = (
         places=(Place("backward", 8, 1),),
         needs_check=True,
     ),
+    Script(
+        "callback_after_fault",
+        (RESTARTED,),
+        "it changes after a first fault; the rank that has lived through that is the next that dies",
+        file=PROGRAMS / "callback_reference.py",
+        places=(Place("committed", 3, 1), Place("backward", 8, 0)),
+        needs_check=True,
+    ),
     # Without the SDK
     Script("no_sdk", (RESTARTED,), "it starts from the beginning, as under stock torchrun"),
     Script("no_sdk_snapshot", (RESTARTED,), "it starts from its own snapshot, as under stock torchrun"),

@@ -13,9 +13,6 @@ from torch.utils.data import DataLoader
 from taskd.adaptors.training.proof import own_states
 from taskd.adaptors.training.proof.reentry import ProofOutlook
 from taskd.adaptors.training.state import TrainState
-from tests.e2e.job import Job
-from tests.e2e.plan import point
-from tests.launch import Launcher
 from tests.training import walked
 from tests.training.walked import (
     STEPS,
@@ -378,22 +375,3 @@ def test_an_average_that_differs_between_ranks(
         parts = TrainState(model=network, optimizer=optimizer, replicated={"average": average})._recovery.parts
         found.append(own_states.compare(parts, store, rank))
     assert found[1:] == [["average"] if told else []] * 2
-
-
-def test_a_job_names_it_before_the_fault_and_starts_anew(launcher: Launcher, run_dir: Any) -> None:
-    undisturbed = Job(launcher, run_dir / "calm", 2)
-    job = Job(launcher, run_dir / "struck", 2)
-    for one in (undisturbed, job):
-        one.folder.mkdir()
-    undisturbed.start("early.py", {"steps": 8, "shape": "average"}, env={"TASKD_PROCESS_ENABLE": None})
-    assert undisturbed.end() == 0, undisturbed.output
-    plan = {"steps": 8, "shape": "average", "points": [point("one", 1, 6, "begin")]}
-    job.start("early.py", plan)
-    job.held("one")
-    job.says("average.shadow['weight'] (and 1 more of it) is changed by the training (")
-    assert "early.py:" in job.output
-    job.kill("one")
-    assert job.recovered(1)["restart"]
-    assert job.end() == 0, job.output
-    assert not job.named("attempt failed")
-    assert job.results() == undisturbed.results()

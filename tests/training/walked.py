@@ -40,8 +40,10 @@ class Training:
             self.optimizer = given(self.network.parameters())
         self.state = TrainState(model=self.network, optimizer=self.optimizer, seed=1, **parts)
 
-    def found(self, train: Callable[[], object], proof: ProofOutlook = ProofOutlook.NONE) -> list[str]:
-        """Run the function to its end; what was told of it."""
+    def found(
+        self, train: Callable[[], object], proof: ProofOutlook = ProofOutlook.NONE, *, joins: bool = False
+    ) -> list[str]:
+        """Run the function to its end; what was told of it. `joins`: this process takes another's place."""
         told: list[str] = []
 
         def refuse(*, no_rebuild: str, no_newcomer: str, anew: str) -> None:
@@ -49,10 +51,11 @@ class Training:
 
         recovery = self.state._recovery
         self.refusals = Refusals(refuse, tells=True)
-        early = EarlyLooks(self.refusals, recovery, lambda: None, lambda: proof)
-        recovery.on_commit = lambda _step: early.committed()
+        self.looks = EarlyLooks(self.refusals, recovery, lambda: None, lambda: proof, joins=joins)
+        recovery.on_commit = lambda _step: self.looks.committed()
         recovery.parts.taken.enter(train)
-        early.enter()
+        if not joins:
+            self.looks.enter()
         taskd.resilient(self.state)(train)()
         return told
 

@@ -74,6 +74,7 @@ DEFAULT_MODULES: Final = (
 CHECKING_MODULES: Final = (
     "taskd.adaptors.training.proof.alike",
     "taskd.adaptors.training.proof.first_batches",
+    "taskd.adaptors.training.proof.looks",
     "taskd.adaptors.training.proof.parameters",
     "taskd.adaptors.training.proof.reading",
     "taskd.adaptors.training.proof.self_check",

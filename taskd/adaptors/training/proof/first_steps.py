@@ -63,12 +63,14 @@ class NoFirstSteps:
 class WatchedSteps:
     """Checks in every process of a job with the self-check.
 
-    Watched are parameters in evaluations, what is alike on all ranks, and a new process's first batches.
+    Watched are parameters in evaluations, what is alike on all ranks, a new process's first batches, and values outside
+    of the state.
     """
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
         from taskd.adaptors.training.proof.alike import AlikeRanks
         from taskd.adaptors.training.proof.first_batches import FirstBatches
+        from taskd.adaptors.training.proof.looks import EarlyLooks
         from taskd.adaptors.training.proof.parameters import ParameterWatch
         from taskd.adaptors.training.proof.self_check import SelfCheckRun
 
@@ -76,6 +78,9 @@ class WatchedSteps:
         self._parameters = ParameterWatch(recovery, runtime.rank)
         self._is_new = runtime.link.joins
         self._batches = FirstBatches(recovery, self._check.differs)
+        self._looks = EarlyLooks(
+            runtime.refusals, recovery, watch_commit, lambda: self._check.outlook, joins=runtime.link.joins
+        )
         world = runtime.world
         self._alike = AlikeRanks(
             recovery,
@@ -97,13 +102,15 @@ class WatchedSteps:
 
     def committed(self) -> bool:
         """Look at what a step has left."""
+        self._looks.committed()
         self._parameters.committed()
         self._batches.committed()
         self._alike.committed()
-        return self._parameters.owes or self._alike.owes or self._batches.owes
+        return self._looks.owe or self._parameters.owes or self._alike.owes or self._batches.owes
 
     def interrupted(self, error: BaseException) -> None:
-        """Look at nothing more."""
+        """Walk over values outside of the state."""
+        self._looks.interrupted(error)
 
     def cancel(self) -> None:
         """Go on: the next fault may come in an evaluation."""
@@ -119,11 +126,9 @@ class CheckedFirstSteps(WatchedSteps):
     """Checks the first steps of a process that begins with the job."""
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
-        from taskd.adaptors.training.proof.looks import EarlyLooks
         from taskd.adaptors.training.proof.set_up_writes import SetUpWrites
 
         super().__init__(runtime, recovery, watch_commit)
-        self._looks = EarlyLooks(runtime.refusals, recovery, watch_commit, lambda: self._check.outlook)
         files = noted_set_up_files()
         self._writes = None if files is None else SetUpWrites(files, runtime.refusals.tell)
 
@@ -143,12 +148,7 @@ class CheckedFirstSteps(WatchedSteps):
     def committed(self) -> bool:
         """Look, or prove, what is due behind this commit."""
         self._check.committed()
-        self._looks.committed()
-        return super().committed() or self._check.runs or self._looks.owe
-
-    def interrupted(self, error: BaseException) -> None:
-        """Walk over values outside of the state."""
-        self._looks.interrupted(error)
+        return super().committed() or self._check.runs
 
     def cancel(self) -> None:
         """Prove nothing any more. Looks end by themselves."""

@@ -2,13 +2,15 @@
 
 Rules:
 
-1. Only a process that begins with the job looks (`first_steps.py`). A newcomer's predecessor has looked at the same
-   places.
-2. Before the first step the paths of existing values are recorded. There are four walks: behind two early commits,
+1. Before the first step the paths of existing values are recorded. There are four walks: behind two early commits,
    behind the first evaluation or a later commit if none has come by then, and behind the first commit of the second
    pass over the data.
-3. A fault before the last early walk has living ranks walk once more, for 0.2 s at most: a new process would not have
-   what has changed since.
+2. A fault before the last early walk has living ranks walk once more, for 0.2 s at most: a new process would not have
+   what has changed since. They walk again behind the first commit after the recovery. A newcomer begins with a walk
+   behind its own first commit, for the next fault may leave it alone; behind the second if the job is past its first
+   steps, so that no recovery waits for it.
+3. Only ranks that begin with the job take values into the state, or compare their parts: they agree on it, and a
+   newcomer takes part in no agreement.
 4. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
 """
 
@@ -54,6 +56,7 @@ class EarlyLooks:
         recovery: of its state.
         look_again: has `committed` called at the next commit.
         proof: what is known of the step that is done twice.
+        joins: this process replaces another.
     """
 
     def __init__(
@@ -62,13 +65,17 @@ class EarlyLooks:
         recovery: StateRecovery,
         look_again: Callable[[], None],
         proof: Callable[[], ProofOutlook],
+        *,
+        joins: bool = False,
     ) -> None:
         self._refusals, self._recovery, self._look_again = refusals, recovery, look_again
         self._proof = proof
         self._number = next(_numbers)
         self._interruptions = recovery.interruptions
         self._commits = self._walks = 0
+        self._most = _MOST
         self._over = self._evaluated = self._due = False
+        self._agrees = not joins
         self._seen: dict[str, SeenValue] = {}
         self._weights: frozenset[bytes] = frozenset()
         self._told: set[str] = set()
@@ -96,10 +103,13 @@ class EarlyLooks:
 
     def committed(self) -> None:
         """A step is committed."""
-        if self._over or self._recovery.interruptions != self._interruptions:
-            self._end()
+        if self._over:
             return
         self._commits += 1
+        if self._recovery.interruptions != self._interruptions:
+            self._interruptions, self._agrees = self._recovery.interruptions, False
+            if self._commits < _LATEST:
+                self._due, self._most = True, self._most + 1
         try:
             self._look(sys._getframe(1))
         except Exception:  # noqa: BLE001 - no job ends by being looked at
@@ -109,8 +119,9 @@ class EarlyLooks:
     def interrupted(self, error: BaseException) -> None:
         """Walk if an early walk is still to come. `error` of a fault has ended the training function."""
         early = bool(self._seen) and self._commits < _LATEST
-        if self._over or not early or self._recovery.interruptions != self._interruptions:
+        if self._over or not early:
             return
+        self._most += 1
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         try:
             self._walk(frames[-1], _FIRST_S)
@@ -126,15 +137,17 @@ class EarlyLooks:
             self._heed_no_pass()
 
     def _look(self, frame: FrameType) -> None:
-        if self._commits == 1:
+        if self._commits == 1 and self._agrees:
             self._refusals.add(*unloadable(self._recovery.parts))
+        begins = 1 if self._recovery.step <= _LATEST else 2
+        early = self._commits in _EARLY if self._agrees else self._commits == begins
         late = self._commits == _LATEST and not self._evaluated
-        if self._commits in _EARLY or late or self._due:
+        if early or late or self._due:
             self._due = False
             self._walk(frame)
         if self._commits <= _LATEST:
             self._weights |= weights_of(self._recovery.parts)
-        if self._walks >= _MOST:
+        if self._walks >= self._most:
             self._end()
 
     def _walk(self, frame: FrameType, limit_s: float = _LIMIT_S) -> None:
@@ -148,7 +161,7 @@ class EarlyLooks:
             found = Judge(entered, held, self._weights).compare(self._seen, walk.seen, self._first)
             self._tell([one.matter(entered.line) for one in self._take_in(found, entered.line)])
         self._seen = walk.seen
-        if self._walks == 2:
+        if self._walks == 2 and self._agrees:
             self._keep_or_refuse(differing(parts, str(self._number)))
         took_ms = 1e3 * (time.monotonic() - begun_s)
         _log.debug("walk %d saw %d values in %.1f ms", self._walks, len(walk.seen), took_ms)
@@ -169,7 +182,7 @@ class EarlyLooks:
         """
         taken, proof = self._recovery.parts.taken, self._proof()
         found = [one for one in found if not taken.has(one.path)]
-        if self._commits != _EARLY[-1] or allows_inexact() or proof is ProofOutlook.NONE:
+        if not self._agrees or self._commits != _EARLY[-1] or allows_inexact() or proof is ProofOutlook.NONE:
             return found
         values = taken.candidates(one.path for one in found if one.is_value)
         paths = alike(values, f"{self._number}/{self._walks}") if values else set()
