@@ -108,7 +108,7 @@ class EarlyLooks:
         self._commits += 1
         if self._recovery.interruptions != self._interruptions:
             self._interruptions, self._agrees = self._recovery.interruptions, False
-            if self._commits < _LATEST:
+            if self._seen and self._commits < _LATEST:
                 self._due, self._most = True, self._most + 1
         try:
             self._look(sys._getframe(1))
