@@ -12,14 +12,12 @@ SCENES = (
             TrainerKill(1, 6, "evaluation", 2),
             TrainerKill(0, 12, "checkpoint"),
         ),
-        redone=6,  # the evaluation is done again, from copies of an earlier step
     ),
     TrainerScene(
         "accelerate: shuffling that ranks agree on",
         "accelerate_loop",
         (TrainerKill(0, 3, "between parts"), TrainerKill(1, 6, "backward"), TrainerKill(0, 6, "evaluation")),
         environment=(("ACCELERATE_CASE", "sampler"),),
-        redone=6,
     ),
     TrainerScene(
         "accelerate: FSDP2 over both ranks",
