@@ -220,11 +220,13 @@ class Node:
         slot = self.slots[rank]
         slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer, anew=said.anew)
 
-    def ended(self, rank: JobRank, *, status: int | None, cause: str, error: str = "", at_s: float) -> list[Action]:
+    def ended(
+        self, rank: JobRank, *, status: int | None, cause: str, error: str = "", step: int = -1, at_s: float
+    ) -> list[Action]:
         """A process has ended, or its death is certain. Reported again with a better cause, only the cause changes.
 
         `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet. `error`: the one
-        that the process has ended with, if it is known.
+        that the process has ended with, if it is known. `step`: the newest that it has committed, if that is known.
         """
         slot = self.slots[rank]
         row = self._row(rank, NodeEvent.ENDED)
@@ -237,6 +239,7 @@ class Node:
             error=error,
             status=None if clean else status,
             raised=bool(words) and not clean,
+            step=max(before.step, step) if before.stage is Stage.COMMITTED else before.step,  # none of an older world
             at_s=before.at_s if again else at_s,
             kind="" if clean else kind,
             anew="",

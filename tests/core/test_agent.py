@@ -92,6 +92,16 @@ def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_want
     assert it.obey(directive(Order.PAUSE, incarnations=(1, 0)))[0] == Start(R0, 1, 1, joins=True, term=1)
 
 
+def test_a_dead_rank_has_the_step_that_its_process_noted() -> None:
+    """A step that it noted in an older world counts only once the newer world has committed one."""
+    it = node()
+    it.report(R0, report(Stage.RESTORED))
+    it.report(R1, report(Stage.COMMITTED))
+    for rank in (R0, R1):
+        it.ended(rank, status=-9, cause="signal 9 (SIGKILL)", step=8, at_s=1.0)
+    assert [it.slots[rank].status.step for rank in (R0, R1)] == [3, 8]
+
+
 def test_a_start_is_given_once_and_again_only_for_a_newer_world() -> None:
     it = node()
     it.ended(R0, status=-9, cause="", at_s=1.0)

@@ -238,7 +238,8 @@ class RankSupervisor:
             self.processes.end(process, keep=status != 0)
         said, _ = slot.words
         told, error = cause(known, status, said), error_of(known, status, said)
-        return node.ended(rank, status=status, cause=told, error=error, at_s=time.monotonic())
+        step = -1 if known.position.step is None else known.position.step
+        return node.ended(rank, status=status, cause=told, error=error, step=step, at_s=time.monotonic())
 
     def fence(self, rank: JobRank) -> None:
         """Kill the rank's whole process group."""
