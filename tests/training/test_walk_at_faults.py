@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.job import Job
 from tests.e2e.plan import point
 from tests.launch import Launcher
-from tests.training.walked import Mixing, Training, step_of
+from tests.training.walked import Mixing, Saved, Training, step_of
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -38,6 +38,42 @@ def test_a_fault_before_anything_has_changed_ends_no_look(steps: int, found: boo
 
     told = one.found(train, joins=joins)
     assert [text.startswith("callback.reference.first.weight (and 3 more of it) is") for text in told] == [True] * found
+
+
+def test_no_part_is_asked_for_its_state_at_a_fault() -> None:
+    """Its `state_dict()` may wait for a peer that is gone. What it has is no state outside of the state."""
+
+    class Asked(Saved):
+        gone = False
+        latest: Any = None
+
+        def state_dict(self) -> dict[str, Any]:
+            assert not self.gone, "a peer is gone"
+            return super().state_dict()
+
+    one = Training()
+    average = Asked(one.network)
+    one = Training(replicated={"average": average})
+    walks = []
+
+    def train() -> None:
+        while one.state.step < 5:
+            step_of(one)
+            average.update(one.network)
+            average.latest = average.shadow["first.weight"] * 2
+            if one.state.step == 3:
+                average.gone = True
+                try:
+                    raise RuntimeError("a peer is gone")
+                except RuntimeError as error:
+                    before = one.looks._walks
+                    one.looks.interrupted(error)
+                    walks.append(one.looks._walks - before)
+                average.gone = False
+            one.state.commit()
+
+    assert one.found(train) == []
+    assert walks == [1]
 
 
 def test_a_job_names_it_before_the_fault_and_starts_anew(launcher: Launcher, run_dir: Any) -> None:

@@ -105,7 +105,13 @@ def main() -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     torch.manual_seed(1 + rank())
-    state = taskd.TrainState(model=model, optimizer=optimizer, replicated={"giver": Giver()}, data={"loader": Loader()})
+    state = taskd.TrainState(
+        model=model,
+        optimizer=optimizer,
+        replicated={"giver": Giver()},
+        data={"loader": Loader()},
+        backup_every=PLAN.get("backup_every"),
+    )
     batches = read_ahead() if PLAN.get("loaders") else None
     state.giver.step = lambda: state.step
     reach("newcomer" if os.environ.get("TASKD_JOINS") == "on" else "setup")

@@ -6,9 +6,9 @@ Rules:
    behind the first evaluation or a later commit if none has come by then, and behind the first commit of the second
    pass over the data.
 2. A fault before the last early walk has living ranks walk once more, for 0.2 s at most: a new process would not have
-   what has changed since. They walk again behind the first commit after the recovery. A newcomer begins with a walk
-   behind its own first commit, for the next fault may leave it alone; behind the second if the job is past its first
-   steps, so that no recovery waits for it.
+   what has changed since. No part is asked for its `state_dict()` there. They walk again behind the first commit after
+   the recovery. A newcomer begins with a walk behind its own first commit, for the next fault may leave it alone, or
+   behind the second if the job is past its first steps: no recovery waits for that one.
 3. Only ranks that begin with the job take values into the state, or compare their parts: they agree on it, and a
    newcomer takes part in no agreement.
 4. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
@@ -77,6 +77,7 @@ class EarlyLooks:
         self._over = self._evaluated = self._due = False
         self._agrees = not joins
         self._seen: dict[str, SeenValue] = {}
+        self._held: Held | None = None
         self._weights: frozenset[bytes] = frozenset()
         self._told: set[str] = set()
         self._first: frozenset[str] | None = None
@@ -124,7 +125,7 @@ class EarlyLooks:
         self._most += 1
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         try:
-            self._walk(frames[-1], _FIRST_S)
+            self._walk(frames[-1], _FIRST_S, Held(self._recovery.parts, self._held))
         except Exception:  # noqa: BLE001 - no recovery fails by being looked at
             _log.info("the first steps could not be looked at", exc_info=True)
 
@@ -132,7 +133,7 @@ class EarlyLooks:
 
     def _end(self) -> None:
         if not self._over:
-            self._over, self._seen = True, {}
+            self._over, self._seen, self._held = True, {}, None
             self._heed_no_evaluation()
             self._heed_no_pass()
 
@@ -150,17 +151,17 @@ class EarlyLooks:
         if self._walks >= self._most:
             self._end()
 
-    def _walk(self, frame: FrameType, limit_s: float = _LIMIT_S) -> None:
+    def _walk(self, frame: FrameType, limit_s: float = _LIMIT_S, held: Held | None = None) -> None:
         begun_s = time.monotonic()
         parts = self._recovery.parts
-        entered, held = Entered(frame), Held(parts)
+        entered, held = Entered(frame), held or Held(parts)
         walk = Walk(held.ids, held.storages)
         walk.run(roots_of(entered, parts), limit_s)
         self._walks += 1
         if self._seen:
             found = Judge(entered, held, self._weights).compare(self._seen, walk.seen, self._first)
             self._tell([one.matter(entered.line) for one in self._take_in(found, entered.line)])
-        self._seen = walk.seen
+        self._seen, self._held = walk.seen, held
         if self._walks == 2 and self._agrees:
             self._keep_or_refuse(differing(parts, str(self._number)))
         took_ms = 1e3 * (time.monotonic() - begun_s)

@@ -135,6 +135,11 @@ def _of_module(module: ModuleType, name: Any) -> Any:
 class Held:
     """What the state has, as it is now.
 
+    Args:
+        parts: of the state.
+        earlier: what it had at an earlier walk. If given, no part is asked for its state: at a fault a script's own
+            `state_dict()` may take long, or wait for a peer that is gone.
+
     Attributes:
         ids: of its objects.
         data: ids of its loaders' datasets and samplers.
@@ -145,7 +150,7 @@ class Held:
         shapes: of the parameters that are trained, and of all others of its models.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, earlier: "Held | None" = None) -> None:
         modules = [module for root in parts.modules for module in root.modules()]
         loaders = [one for one in parts.all.values() if isinstance(one, DataLoader)]
         self.ids = frozenset(map(id, [*parts.all.values(), *parts.replicated.values(), *modules]))
@@ -158,11 +163,22 @@ class Held:
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
         gradients = [one.grad for one in parts.parameters() if one.grad is not None]
-        for _, part, saved in states_of(parts):
+        for part, saved in _states(parts) if earlier is None else _attributes(parts):
             if not isinstance(part, torch.nn.Module):
                 tensors.extend(_tensors(saved))
         self.storages = frozenset(map(storage_of, [*tensors, *gradients])) - {0}
+        if earlier is not None:
+            self.storages |= earlier.storages
         self.samples = frozenset(map(sample, [*tensors, *gradients]))
+
+
+def _states(parts: Parts) -> Iterator[tuple[Any, Any]]:
+    yield from ((part, saved) for _, part, saved in states_of(parts))
+
+
+def _attributes(parts: Parts) -> Iterator[tuple[Any, Any]]:
+    for part in (*parts.replicated.values(), *parts.positions.values()):
+        yield part, getattr(part, "__dict__", None)
 
 
 def weights_of(parts: Parts) -> frozenset[bytes]:
