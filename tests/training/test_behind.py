@@ -211,6 +211,41 @@ LOOPS = {
                     commit()
                 work(epoch)
     """,
+    "the same in a choice, in another call": """
+        class state:
+            def epochs(n):
+                return range(n)
+
+        def train(commit, work):
+            for epoch, _ in enumerate(range(2) if state is None else state.epochs(2)):
+                for step in range(2):
+                    commit()
+                work(epoch)
+    """,
+    "the same by a name": """
+        class state:
+            def epochs(n):
+                return range(n)
+
+        def train(commit, work):
+            rounds = state.epochs(2)
+            for epoch in rounds:
+                for step in range(2):
+                    commit()
+                work(epoch)
+    """,
+    "a name of other rounds": """
+        class state:
+            def epochs(n):
+                return range(n)
+
+        def train(commit, work):
+            rounds, others = range(2), state.epochs(2)
+            for epoch in rounds:
+                for step in range(2):
+                    commit()
+                work(epoch)  # here
+    """,
     "a function that is only defined there": """
         def train(commit, work):
             for step in range(2):

@@ -213,11 +213,25 @@ def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.st
     loops = [number for number, (_, _, parent) in enumerate(path) if isinstance(parent, LOOPS)]
     last = max(loops, default=-1) if outermost else len(path) - 1
     for block, at, parent in path[: last + 1]:
-        if _is_epochs(parent):
+        if _is_epochs(parent, function):
             return
         yield from block[at + 1 :]
 
 
-def _is_epochs(loop: ast.AST) -> bool:
-    call = getattr(loop, "iter", None)
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "epochs"
+def _is_epochs(loop: ast.AST, function: ast.AST) -> bool:
+    """Whether `state.epochs` makes the rounds of the loop: by itself, in another call or a choice, or by a name."""
+    over = getattr(loop, "iter", None)
+    if over is None:
+        return False
+    names = {node.id for node in ast.walk(over) if isinstance(node, ast.Name)}
+    return _asks_for_epochs(over) or any(
+        isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id in names for target in node.targets)
+        and _asks_for_epochs(node.value)
+        for node in ast.walk(function)
+    )
+
+
+def _asks_for_epochs(node: ast.AST) -> bool:
+    found = (one.func for one in ast.walk(node) if isinstance(one, ast.Call))
+    return any(isinstance(one, ast.Attribute) and one.attr == "epochs" for one in found)
