@@ -48,6 +48,8 @@ _MENDED = frozenset(
         "evaluate_rank0",
         "evaluation_all",
         "evaluation_inner",
+        "evaluation_workers_both",
+        "evaluation_workers_cut",
         "loss_behind_loop",
         "pipeline_first_step",
         "sampler_counts_passes",

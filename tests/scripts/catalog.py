@@ -210,6 +210,20 @@ SCRIPTS = (
         needs_check=True,
     ),
     Script(
+        "evaluation_workers_cut",
+        (IDENTICAL,),
+        "a fault interrupts the very first evaluation, whose loader survivors have already begun",
+        file=PROGRAMS / "evaluation_workers.py",
+        places=(Place("evaluation", 1),),
+    ),
+    Script(
+        "evaluation_workers_both",
+        (IDENTICAL,),
+        "between two evaluations both ranks are replaced: nobody lives who has begun the loader",
+        file=PROGRAMS / "evaluation_workers.py",
+        places=(Place("step", 15, 0), Place("step", 20, 1)),
+    ),
+    Script(
         "callback_after_fault",
         (RESTARTED,),
         "it changes after a first fault; the rank that has lived through that is the next that dies",

@@ -247,7 +247,7 @@ SHAPES = (
         "evaluation_workers",
         "a newcomer's first evaluation draws a number that its peers' do not",
         (Place("backward", 20),),
-        needs_check=True,
+        allowed=_EXACT,
     ),
     Shape(27, "collator_masks", "workers draw masks in the collator", (Place("backward", 20),)),
     Shape(

@@ -9,6 +9,7 @@ from taskd.adaptors.training.copies import backups
 from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.loop_names import LoopNames
 from taskd.adaptors.training.data.pass_numbers import PassNumbers
+from taskd.adaptors.training.data.persistent import PersistentIterators
 from taskd.adaptors.training.data.sampler_epochs import SamplerEpochs
 from taskd.adaptors.training.inflight.in_flight import InFlight
 from taskd.adaptors.training.parts.modes import Mode
@@ -41,6 +42,7 @@ def take_mendings_out() -> None:
         (reading, "count_on", nothing),
         (LoopNames, "keep", nothing),
         (PassNumbers, "_put", nothing),
+        (PersistentIterators, "unpack", nothing),
         (SamplerEpochs, "_set", nothing),
         (Epochs, "go_on", nothing),
         (Mode, "_roots", outermost),

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from taskd.adaptors.faults import in_one_line, kind_of, last_words
 from taskd.adaptors.groups.members import Members
 from taskd.adaptors.groups.wrappers import inside
+from taskd.adaptors.seams.parts import IN_WORKER
 from taskd.adaptors.training import failures
 from taskd.adaptors.training.checkpoints.checkpoint import dump_as_ordered
 from taskd.adaptors.training.copies.backups import Backups
@@ -109,6 +110,8 @@ class Session:
         stacks.trains_here()
         self._open()
         self._runtime.session = self
+        if not IN_WORKER.misfit():
+            self.recovery.parts.iterators.watch()
         if self._runtime.rank == 0 and not self.recovery.by_trainer:
             self._strays.watch()
         try:
@@ -116,6 +119,7 @@ class Session:
         finally:
             self._first_steps.close()
             self._strays.stop()
+            self.recovery.parts.iterators.stop()
             self.backups.close()
             self.recovery.late.end()
             self._runtime.verified.end()
@@ -217,6 +221,7 @@ class Session:
             self.recovery.verify, self.recovery.undo.verify = verified.look_again, verified.look
         self._first_steps.enter(after_fault=plan is not None)
         self.inside = self._entered = True
+        self.recovery.parts.iterators.enter()
         try:
             with inside(), self.recovery.replicas.verifying(self.recovery.step, self._link.tell_again):
                 if plan is not None:
@@ -225,6 +230,7 @@ class Session:
                 return function()
         finally:
             self.inside = False
+            self.recovery.parts.iterators.leave()
             self.backups.stop()
             self._behind.tell_due()
 

@@ -38,7 +38,7 @@ class Strays:
         def noting(self: Any, loader: Any) -> Steps:
             yield ORIGINAL
             if not hasattr(loader, "_taskd_place") and not _keeps_itself(loader):
-                seen.append((weakref.ref(self), _line()))
+                seen.append((weakref.ref(self), iterated_at()))
 
         dataloader._BaseDataLoaderIter.__init__ = around(own, noting)  # type: ignore[method-assign]
 
@@ -76,8 +76,8 @@ def _in_the_middle(iterator: Any) -> bool:
         return True
 
 
-def _line() -> str:
-    """Where the script is."""
+def iterated_at() -> str:
+    """Where the script is that makes an iterator. Called by what runs around its `__init__`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_SCRIPTS:
         frame = frame.f_back

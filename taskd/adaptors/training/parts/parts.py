@@ -33,6 +33,7 @@ from taskd.adaptors.training.data.epochs import Epochs
 from taskd.adaptors.training.data.indices import batches_of, samplers
 from taskd.adaptors.training.data.loading import Meter
 from taskd.adaptors.training.data.loop_names import KeptNames, LoopNames
+from taskd.adaptors.training.data.persistent import OF_ITERATORS, PersistentIterators
 from taskd.adaptors.training.data.places import LoaderPlace
 from taskd.adaptors.training.parts.containers import opened
 from taskd.adaptors.training.parts.kinds import Sorted, has_epoch_only, has_state
@@ -64,6 +65,7 @@ class Parts:
 
     def __init__(self, given: Sorted) -> None:
         self.epochs = Epochs()
+        self.iterators = PersistentIterators()
         self.made_at = script_line()
         self._told_too_large = False
         self.all = given.all
@@ -142,6 +144,7 @@ class Parts:
         `of_job`: it was packed in this job, and is from no checkpoint.
         """
         self.epochs.unpack(packed.get(""))
+        self.iterators.unpack(packed.get(OF_ITERATORS))
         for name, place in self.loader_places.items():
             place.recorded_names = packed.get(OF_NAMES + name, b"")
         for name, data in packed.items():
@@ -180,6 +183,7 @@ class Parts:
         if not self.has_place:
             return b""
         packed = self.pack_positions()
+        packed[OF_ITERATORS] = self.iterators.pack()
         if self._mark is not None:
             packed[IN_BACKWARD] = self._mark
         beside = {OF_NAMES + name: names for name, place in self.keeping.items() if (names := place.pack_names())}

@@ -11,7 +11,8 @@ Rules:
    recovery, each rank only notes what it has behind the first commit, and counts it behind the second: a recovery
    lasts until that first commit.
 2. They count behind two early commits, behind the first evaluation and as a second pass over the data begins; after
-   each recovery again. A kind counts at such a moment if it was alike there each time before.
+   each recovery again. A kind counts at such a moment if it was alike there each time before the first fault. Of a
+   moment that had not come by then, or not in this process, the first count after it takes that place.
 3. Not the random numbers are looked at alone, but also how many were drawn: ranks have seeds of their own.
 4. If something differs after a recovery, the training is not exact: all processes start anew, for no restart.
 """
@@ -169,9 +170,9 @@ class AlikeRanks:
             return
         for moment in sorted(counted.moments, key=lambda one: one.name):
             known = self._alike.get(moment)
-            if not self._after_fault:
+            if known is None or not self._after_fault:
                 self._alike[moment] = frozenset(alike if known is None else known & alike)
-            elif known is not None and (lost := sorted(known - alike)):
+            elif lost := sorted(known - alike):
                 self._differs(f"{lost[0]}: alike on all ranks behind {moment.value} before a fault, and not after it")
                 return
 

@@ -1,0 +1,118 @@
+"""A loader with persistent workers draws a number for its iterator once for a rank, not for each of its processes."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from taskd.adaptors.training.data.persistent import PersistentIterators
+from taskd.adaptors.training.state import TrainState
+
+Loader = DataLoader[int]
+
+
+def loader_of(rows: int = 2) -> Loader:
+    return DataLoader(range(rows), num_workers=1, persistent_workers=True)  # type: ignore[arg-type]
+
+
+def evaluate(loader: Loader) -> bool:
+    """Whether torch's generator has drawn a number."""
+    before = torch.get_rng_state()
+    for _ in loader:
+        pass
+    return not torch.equal(before, torch.get_rng_state())
+
+
+@pytest.fixture
+def process() -> Iterator[Callable[[], PersistentIterators]]:
+    """Begins another process of the rank, inside of its training function."""
+    made: list[PersistentIterators] = []
+
+    def begin() -> PersistentIterators:
+        for one in made:
+            one.stop()
+        made.append(PersistentIterators())
+        made[-1].watch()
+        made[-1].enter()
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.stop()
+
+
+def test_a_new_process_draws_no_second_number(process: Callable[[], PersistentIterators]) -> None:
+    before, loader, other = process(), loader_of(), loader_of()
+    assert [evaluate(loader), evaluate(loader)] == [True, False]
+    recorded = before.pack()
+    assert evaluate(other), "a second loader at the same line"
+    assert before.pack() is not recorded
+
+    after, loader, other = process(), loader_of(), loader_of()
+    after.unpack(recorded)
+    assert [evaluate(one) for one in (loader, other)] == [False, True], "the second was begun later"
+    assert not evaluate(loader)
+
+
+def test_what_no_position_tells_changes_nothing(process: Callable[[], PersistentIterators]) -> None:
+    process()
+    loader = loader_of()
+    assert evaluate(loader)
+    after, kept = process(), loader._iterator
+    after.unpack(None)
+    assert loader._iterator is kept
+    assert evaluate(loader_of())
+
+
+def test_a_survivor_that_goes_back_begins_it_again(process: Callable[[], PersistentIterators]) -> None:
+    known, loader = process(), loader_of()
+    recorded = known.pack()
+    assert evaluate(loader)
+    known.leave()
+    known.unpack(recorded)
+    known.enter()
+    assert [evaluate(loader), evaluate(loader)] == [True, False]
+
+
+def test_a_loader_that_the_function_makes_is_made_again(process: Callable[[], PersistentIterators]) -> None:
+    """Survivors enter the function again, too."""
+    known = process()
+
+    def train(evaluations: int) -> list[bool]:
+        loader = loader_of()
+        found = [evaluate(loader) for _ in range(evaluations)]
+        recorded.append(known.pack())
+        known.leave()  # a fault leaves the function
+        return found
+
+    recorded: list[bytes] = []
+    assert train(2) == [True, False]
+    known.unpack(recorded[0])
+    known.enter()
+    assert train(1) == [False]
+
+
+def test_a_loader_that_is_made_for_each_evaluation_draws_each_time(process: Callable[[], PersistentIterators]) -> None:
+    known = process()
+    assert [evaluate(loader_of()) for _ in range(2)] == [True, True]
+    recorded = known.pack()
+    after = process()
+    after.unpack(recorded)
+    assert evaluate(loader_of())
+
+
+def test_the_position_has_the_counts_and_torch_is_left_as_it_was(process: Callable[[], PersistentIterators]) -> None:
+    own = _BaseDataLoaderIter.__init__
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    state = TrainState(optimizer=torch.optim.SGD([parameter]), loader=DataLoader(range(2)))  # type: ignore[arg-type]
+    iterators = state._recovery.parts.iterators
+    iterators.watch()
+    assert evaluate(loader_of())
+    assert _BaseDataLoaderIter.__init__ is not own
+    iterators.stop()
+    assert _BaseDataLoaderIter.__init__ is own
+    recorded = state._recovery.parts.data_position(())
+    assert iterators.pack() in recorded
+    assert __file__.encode() in recorded
