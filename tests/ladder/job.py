@@ -125,6 +125,12 @@ class LadderJob:
         """Steps that the processes of a rank have begun."""
         return sum(path.stat().st_size for path in self.folder.glob(f"passes-{rank}-*"))
 
+    @property
+    def proofs(self) -> int:
+        """Steps that all ranks have done twice, to prove that the job goes on exactly after a fault."""
+        outputs = self.folder.glob("output-node*")
+        return sum(path.read_text(errors="replace").count("is done twice, to prove") for path in outputs)
+
     def await_steps(self, more: int) -> None:
         """Wait until every rank has begun so many steps more."""
         goals = [self.passes(rank) + more for rank in range(self.places)]

@@ -321,9 +321,11 @@ def judge(
 
 
 def steps_lost(scenario: Scenario, job: LadderJob) -> int:
-    """How many steps a rank that was never replaced has done more than once."""
+    """How many steps a rank that was never replaced has done again. The step that proves the job exact is none."""
     kept = next((rank for rank in range(scenario.places) if rank not in scenario.replaced), None)
-    return 0 if kept is None or "steps" not in job.outcome else job.passes(kept) - int(job.outcome["steps"])
+    if kept is None or "steps" not in job.outcome:
+        return 0
+    return job.passes(kept) - int(job.outcome["steps"]) - job.proofs
 
 
 def line(scenario: Scenario, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
