@@ -25,24 +25,29 @@ case "$*" in
 esac
 echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
-simulated=(tests/{clusters,config,core,examples,sim,trainers,training})
+simulated=(tests/{clusters,config,core,examples,sim,trainers})
+trained=(tests/training)
 compared=(tests/{cli,scripts,seams,torchrun})
 jobs=(tests/{actors,api,bare,ends,groups,harness,sharded} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
 beside=($!)
+nice -n 15 "${pytest[@]}" --timeout=600 "${trained[@]}" >"$logs/trained" 2>&1 & # by itself: one core would rest in the end
+beside+=($!)
 nice -n 10 "${pytest[@]}" --timeout=600 "${compared[@]}" >"$logs/compared" 2>&1 &
 beside+=($!)
 nice -n 10 "${pytest[@]}" --timeout=600 "${jobs[@]}" >"$logs/jobs" 2>&1 &
 beside+=($!)
 status=0
-"${pytest[@]}" "${simulated[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" "${jobs[@]/#/--ignore=}" || status=$?
+"${pytest[@]}" "${simulated[@]/#/--ignore=}" "${trained[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" "${jobs[@]/#/--ignore=}" || status=$?
 for lane in "${beside[@]}"; do
     wait "$lane" || status=$?
 done
 echo "test: beside these, ${simulated[*]}:"
 cat "$logs/simulated"
+echo "test: ${trained[*]}:"
+cat "$logs/trained"
 echo "test: ${compared[*]}:"
 cat "$logs/compared"
 echo "test: and ${jobs[*]}:"
