@@ -56,7 +56,7 @@ def test_a_new_process_draws_no_second_number(process: Callable[[], PersistentIt
     assert not evaluate(loader)
 
 
-def test_what_no_position_tells_changes_nothing(process: Callable[[], PersistentIterators]) -> None:
+def test_a_position_without_counts_changes_nothing(process: Callable[[], PersistentIterators]) -> None:
     process()
     loader = loader_of()
     assert evaluate(loader)

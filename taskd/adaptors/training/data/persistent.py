@@ -1,15 +1,15 @@
-"""Iterators of loaders with persistent workers that are no part of the state, such as an evaluation's.
+"""Iterators of data loaders with persistent workers outside of the state, such as an evaluation's.
 
 Rules:
 
-1. Such a loader makes one iterator in each process, and draws a seed from torch's generator as it does. A process that
-   takes a rank over makes it again, so its generator would be one number ahead of where the rank has been before.
-2. Each process counts the living ones, by the line of the script that begins the loop. The counts are recorded with the
-   data position of each commit.
-3. As many as the restored position counts are made without a draw. Those that this process has made since are let go
-   of: the step that is done again makes them again, and draws.
-4. A line whose loader has ended while the function ran makes a new loader each time, and draws in every process: it is
-   not counted.
+1. Such a loader makes one iterator in each process, and draws a seed for it from torch's generator. A new process of a
+   rank makes the iterator again, and its generator would be one number ahead of its predecessor's.
+2. Each process counts these iterators by the script's line that begins the loop. The counts are recorded with the data
+   position of each commit.
+3. A restored position counts iterators that its rank had made by then. The process makes that many without a draw. It
+   drops those that it has made since: the repeated step makes them again, with a draw.
+4. If a loader ends while the training function runs, its line makes a new loader each time, and draws in every process.
+   Such a line is not counted.
 """
 
 import weakref
@@ -23,11 +23,11 @@ from taskd.adaptors.training.data.strays import iterated_at
 from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 OF_ITERATORS: Final = "\0iterators"
-"""Where the counts stand among the data positions."""
+"""Name of the counts among the data positions."""
 
 
 class PersistentIterators:
-    """Those of one process, made while its training function runs."""
+    """Iterators that one process makes while its training function runs."""
 
     def __init__(self) -> None:
         self._made: dict[str, list[weakref.ref[Any]]] = {}
@@ -38,7 +38,7 @@ class PersistentIterators:
         self._anew: set[str] = set()
 
     def watch(self) -> None:
-        """Follow the iterators that are made from now on."""
+        """Count iterators from now on."""
         if self._own is not None:
             return
         own = self._own = vars(dataloader._BaseDataLoaderIter)["__init__"]
@@ -67,15 +67,15 @@ class PersistentIterators:
             self._own = None
 
     def enter(self) -> None:
-        """The training function is called."""
+        """Begin a call of the training function."""
         self._runs = True
 
     def leave(self) -> None:
-        """It was left: loaders that end now are its own, and it makes them again."""
+        """End the call: the next one makes the loaders again that end now."""
         self._runs = False
 
     def pack(self) -> bytes:
-        """Encode the counts. The same object as before if nothing has changed."""
+        """Encode the counts. Return the same object as before if they have not changed."""
         if self._packed is None:
             made = {line: len(loaders) for line, loaders in self._made.items()}
             lines = (made.keys() | self._restored.keys()) - self._anew
@@ -84,7 +84,7 @@ class PersistentIterators:
         return self._packed
 
     def unpack(self, data: bytes | None) -> None:
-        """Go back to these counts; None: nothing was recorded, so all stays as it is."""
+        """Go back to recorded counts. None changes nothing: the position has no counts."""
         if data is None:
             return
         self._restored = msgspec.msgpack.decode(data, type=dict[str, int])

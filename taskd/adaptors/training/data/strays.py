@@ -77,7 +77,7 @@ def _in_the_middle(iterator: Any) -> bool:
 
 
 def iterated_at() -> str:
-    """Where the script is that makes an iterator. Called by what runs around its `__init__`."""
+    """Return `file:line` of the script's loop. To be called from a body around an iterator's `__init__`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_SCRIPTS:
         frame = frame.f_back

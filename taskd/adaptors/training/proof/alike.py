@@ -11,8 +11,8 @@ Rules:
    recovery, each rank only notes what it has behind the first commit, and counts it behind the second: a recovery
    lasts until that first commit.
 2. They count behind two early commits, behind the first evaluation and as a second pass over the data begins; after
-   each recovery again. A kind counts at such a moment if it was alike there each time before the first fault. Of a
-   moment that had not come by then, or not in this process, the first count after it takes that place.
+   each recovery again. A kind counts at such a moment if it was alike there each time before the first fault. If this
+   process has no count of a moment from before a fault, its first count afterwards serves instead.
 3. Not the random numbers are looked at alone, but also how many were drawn: ranks have seeds of their own.
 4. If something differs after a recovery, the training is not exact: all processes start anew, for no restart.
 """

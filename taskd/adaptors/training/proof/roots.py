@@ -163,7 +163,7 @@ class Held:
         tensors = [*parts.parameters(), *(buffer for module in parts.modules for buffer in module.buffers())]
         self.shapes = frozenset(tuple(one.shape) for one in parts.parameters())
         gradients = [one.grad for one in parts.parameters() if one.grad is not None]
-        for part, saved in _states(parts) if earlier is None else _attributes(parts):
+        for _, part, saved in states_of(parts) if earlier is None else _attributes(parts):
             if not isinstance(part, torch.nn.Module):
                 tensors.extend(_tensors(saved))
         self.storages = frozenset(map(storage_of, [*tensors, *gradients])) - {0}
@@ -172,13 +172,9 @@ class Held:
         self.samples = frozenset(map(sample, [*tensors, *gradients]))
 
 
-def _states(parts: Parts) -> Iterator[tuple[Any, Any]]:
-    yield from ((part, saved) for _, part, saved in states_of(parts))
-
-
-def _attributes(parts: Parts) -> Iterator[tuple[Any, Any]]:
-    for part in (*parts.replicated.values(), *parts.positions.values()):
-        yield part, getattr(part, "__dict__", None)
+def _attributes(parts: Parts) -> Iterator[tuple[str, Any, Any]]:
+    for name, part in (*parts.replicated.items(), *parts.positions.items()):
+        yield name, part, getattr(part, "__dict__", None)
 
 
 def weights_of(parts: Parts) -> frozenset[bytes]:

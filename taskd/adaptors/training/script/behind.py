@@ -219,7 +219,7 @@ def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.st
 
 
 def _is_epochs(loop: ast.AST, function: ast.AST) -> bool:
-    """Whether `state.epochs` makes the rounds of the loop: by itself, in another call or a choice, or by a name."""
+    """Return whether a loop goes over `state.epochs`: directly, within another call or a choice, or by a name."""
     over = getattr(loop, "iter", None)
     if over is None:
         return False
