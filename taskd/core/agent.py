@@ -239,9 +239,7 @@ class Node:
             error=error,
             status=None if clean else status,
             raised=bool(words) and not clean,
-            step=max(before.step, step)
-            if before.stage is Stage.COMMITTED
-            else before.step,  # no step of an older world
+            step=max(before.step, step if before.stage is Stage.COMMITTED else -1),  # else it may be an older world's
             at_s=before.at_s if again else at_s,
             kind="" if clean else kind,
             anew="",
