@@ -28,7 +28,7 @@ echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" 
 simulated=(tests/{clusters,config,core,examples,sim,trainers})
 trained=(tests/training)
 compared=(tests/{cli,scripts,seams,torchrun})
-jobs=(tests/{actors,api,bare,ends,groups,harness,sharded} tests/e2e/test_{builds,chaos,ends,foreign,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
+jobs=(tests/{actors,api,bare,ends,groups,harness,sharded} tests/e2e/test_{builds,chaos,ends,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &

@@ -66,7 +66,8 @@ def test_a_manager_that_comes_late_and_one_that_is_replaced(make_job: MakeJob) -
     assert first.wait(20) == -9
     second = start_manager(job, port)
     job.wait(lambda: job.named("manager started")[1:], "the second manager")
-    job.wait(lambda: job.events[-1]["event"] == "processes", "its view of the job")
+    started = job.events.index(job.named("manager started")[1])
+    job.wait(lambda: "processes" in [entry["event"] for entry in job.events[started:]], "its view of the job")
     job.kill("again")
     record = job.recovered(2)
     assert record["generation"] > job.recovered(1)["generation"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -63,6 +64,22 @@ def test_a_position_without_counts_changes_nothing(process: Callable[[], Persist
     known.unpack(None)
     assert loader._iterator is kept
     assert known.pack() == recorded
+
+
+def test_a_position_of_the_job_has_counted_none_if_it_has_no_counts(process: Callable[[], PersistentIterators]) -> None:
+    """A checkpoint's position counts none, and neither does that of a state without positions."""
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    state = TrainState(optimizer=torch.optim.SGD([parameter]), loader=DataLoader(range(2)))  # type: ignore[arg-type]
+    parts, loader = state._recovery.parts, loader_of()
+    parts.iterators = process()
+    recorded = msgspec.msgpack.decode(parts.data_position(()))
+    assert recorded.keys() == {"loader"}
+    assert evaluate(loader)
+    parts.unpack_positions(recorded, of_job=False)
+    parts.unpack_positions({})
+    assert not evaluate(loader)
+    parts.unpack_positions(recorded)
+    assert evaluate(loader)
 
 
 def test_a_survivor_that_goes_back_begins_it_again(process: Callable[[], PersistentIterators]) -> None:

@@ -45,9 +45,9 @@ from taskd.runtime.manager.crowd import Peers, own_evidence, unfit
 from taskd.runtime.manager.journal import Journal, as_fields, as_text, at_step, most_bytes
 from taskd.runtime.manager.kernels import Kernels
 from taskd.runtime.manager.known_modules import KnownModules
+from taskd.runtime.manager.node_journal import NodeJournal
 from taskd.wire.checks import Inspect
-from taskd.wire.kinds import NodeRank
-from taskd.wire.messages import Answer, Directive, Drain, EvidenceReport, FromAgent, Modules, NodeStatus, Refusal, Stage
+from taskd.wire.messages import Answer, Directive, Drain, EvidenceReport, FromAgent, Modules, NodeStatus, Refusal
 from taskd.wire.text import line
 
 logger = logging.getLogger(__name__)
@@ -91,9 +91,7 @@ class Manager:
         self._cluster = cluster or cluster_of(config.node_command, config.job_id)
         self._kernels = Kernels()
         self._modules = KnownModules()
-        self._standbys: dict[NodeRank, int] = {}
-        self._pids: dict[NodeRank, dict[str, int]] = {}
-        self._first_step = -1
+        self._node_journal = NodeJournal(self._journal)
         self._failed = 0
         self._told: set[str] = set()
         self._deserted = ""  # why the job is left to torchrun
@@ -287,39 +285,33 @@ class Manager:
         self._peers.put(status.agent_id, peer, self._core)
         before = self._directive
         try:
-            self._perform(self._core.hear(status, time.monotonic()))
+            actions = self._core.hear(status, time.monotonic())
+            self._note(status)
+            self._perform(actions)
         except TransitionError as error:
             self._tell_bug(f"a part of the report of node {status.node_rank} was ignored", error)
         if self._core.superseded:
             return
-        if not is_short(status, self._core.term):
-            self._note(status)
+        self._node_journal.note_first_step(self._core.world)
+        if status.node_rank < 0:
+            self._await_place(status)
         if self._directive is before and before is not None:
             self._socket.send(peer, answer(status, before))
         self._node_checks.hear(status)
         self._order_check(status)
 
     def _note(self, status: NodeStatus) -> None:
-        """Put down what has changed since the node's last report, if it speaks for the place that it holds."""
-        if status.node_rank < 0:
-            if status.agent_id not in self._peers.waiting:
-                self._peers.waiting.add(status.agent_id)
-                self._teach(status.agent_id)
-                self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
-            return
-        if self._core.world.nodes.place_of(status.agent_id) != status.node_rank:
-            return
-        if self._standbys.get(status.node_rank) != status.standbys:
-            self._standbys[status.node_rank] = status.standbys
-            self._journal.write("standbys", node_rank=status.node_rank, count=status.standbys)
-        pids = {str(rank.rank): rank.pid for rank in status.ranks}
-        if self._pids.get(status.node_rank) != pids:
-            self._pids[status.node_rank] = pids
-            self._journal.write("processes", node_rank=status.node_rank, pids=pids)
-        world = self._core.world
-        if self._first_step < world.generation and world.ranks and world.all_at((Stage.COMMITTED,)):
-            self._first_step = world.generation
-            self._journal.write("first step", generation=world.generation)
+        """Put down what is new, if the node speaks for the place that it holds."""
+        holds = status.node_rank >= 0 and self._core.world.nodes.place_of(status.agent_id) == status.node_rank
+        if holds and not self._core.superseded and not is_short(status, self._core.term):
+            self._node_journal.note(status)
+
+    def _await_place(self, status: NodeStatus) -> None:
+        """Put down that a node waits for a place, once."""
+        if status.agent_id not in self._peers.waiting and not is_short(status, self._core.term):
+            self._peers.waiting.add(status.agent_id)
+            self._teach(status.agent_id)
+            self._journal.write("node waits", agent_id=status.agent_id, host=status.host, wants=status.wants)
 
     def _perform(self, actions: list[Action]) -> None:
         before, actions = self._directive, [] if self._deserted else actions

@@ -75,19 +75,19 @@ class PersistentIterators:
         self._runs = False
 
     def pack(self) -> bytes:
-        """Encode the counts. Return the same object as before if they have not changed."""
+        """Encode the counts, as b"" if there are none. Return the same object as before if they have not changed."""
         if self._packed is None:
             made = {line: len(loaders) for line, loaders in self._made.items()}
             lines = (made.keys() | self._restored.keys()) - self._anew
             counts = {line: max(made.get(line, 0), self._restored.get(line, 0)) for line in sorted(lines)}
-            self._packed = msgspec.msgpack.encode(counts)
+            self._packed = msgspec.msgpack.encode(counts) if counts else b""
         return self._packed
 
     def unpack(self, data: bytes | None) -> None:
         """Go back to recorded counts. None changes nothing: the position has no counts."""
         if data is None:
             return
-        self._restored = msgspec.msgpack.decode(data, type=dict[str, int])
+        self._restored = msgspec.msgpack.decode(data, type=dict[str, int]) if data else {}
         for line, made in self._made.items():
             count = self._restored.get(line, 0)
             for known in made[count:]:

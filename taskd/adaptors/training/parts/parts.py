@@ -144,7 +144,8 @@ class Parts:
         `of_job`: it was packed in this job, and is from no checkpoint.
         """
         self.epochs.unpack(packed.get(""))
-        self.iterators.unpack(packed.get(OF_ITERATORS))
+        # A checkpoint has no counts. Nor has a state without any part that has a position.
+        self.iterators.unpack(packed.get(OF_ITERATORS, b"" if of_job and packed else None))
         for name, place in self.loader_places.items():
             place.recorded_names = packed.get(OF_NAMES + name, b"")
         for name, data in packed.items():
@@ -183,7 +184,8 @@ class Parts:
         if not self.has_place:
             return b""
         packed = self.pack_positions()
-        packed[OF_ITERATORS] = self.iterators.pack()
+        if counts := self.iterators.pack():
+            packed[OF_ITERATORS] = counts
         if self._mark is not None:
             packed[IN_BACKWARD] = self._mark
         beside = {OF_NAMES + name: names for name, place in self.keeping.items() if (names := place.pack_names())}
