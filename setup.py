@@ -1,4 +1,4 @@
-"""What pip cannot know: the C libraries of csrc/, the wheel's tag, and the description for an index."""
+"""Parts of the build that need code: the C libraries of csrc/, the wheel's tag, and the description for an index."""
 
 import os
 import re
@@ -16,7 +16,7 @@ import objects  # noqa: E402
 
 
 class BuildWithShim(build_py):
-    """The package's Python files, and beside them what is built; in the source tree for an editable install."""
+    """Build of the Python files and, beside them, the libraries. An editable install builds in the source tree."""
 
     def run(self) -> None:
         super().run()
@@ -29,18 +29,21 @@ class BuildWithShim(build_py):
 
 
 class PlatformDistribution(Distribution):
-    """Not pure, although it has no Python extension."""
+    """Distribution that is not pure, although it has no Python extension."""
 
     def has_ext_modules(self) -> bool:
         return True
 
 
 class PlatformWheel(bdist_wheel):
-    """py3-none-<platform>: any Python 3, and manylinux where the libraries need no newer glibc than torch's wheels."""
+    """Wheel with the tag py3-none-<platform>, for any Python 3.
+
+    The platform is manylinux if the libraries need no newer glibc than torch's wheels.
+    """
 
     def get_tag(self) -> tuple[str, str, str]:
         plain, built = super().get_tag()[2], Path(self.bdist_dir or "") / build_libs.LIBS
-        if not built.is_dir():  # the build has not begun: the libraries of the source tree are no part of this wheel
+        if not built.is_dir():  # before the build: the libraries of the source tree are no part of this wheel
             return ("py3", "none", plain)
         asked = [objects.read(built / name) for name in (build_libs.GATE, build_libs.CORE)]
         return ("py3", "none", objects.platform(plain, asked))
@@ -50,9 +53,10 @@ LINK = re.compile(r"\[([^\]\n]+)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 def long_description() -> str:
-    """README.md for an index, where links to files of the source lead nowhere.
+    """Return README.md for a package index, where relative links to source files lead nowhere.
 
-    With PROJECT_SOURCE_URL, below which the files are shown, they become absolute; without it their text stays.
+    With PROJECT_SOURCE_URL, below which the files are shown, such links become absolute. Without it only their text
+    stays.
     """
     base = os.environ.get("PROJECT_SOURCE_URL", "").rstrip("/")
     link = (lambda found: f"[{found[1]}]({base}/{found[2]})") if base else (lambda found: found[1])

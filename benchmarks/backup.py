@@ -1,13 +1,17 @@
-"""What copies of the state cost the training: `python -m benchmarks.backup --json`.
+"""Cost of state copies to the training: `python -m benchmarks.backup --json`.
 
-Method. `scripts/backup.py` trains on 2 ranks of one node, Adam on plain layers whose state has `--mib` a rank, in steps
-of `--step-ms` that mostly sleep, as if a device worked; all of its memory changes in every step. The job is run with a
-copy in every step (`backup_every=1`) and without copies in turn, `--pairs` times. The floor is the job without copies.
-With `--default` copies are as they come: one rank copies the state, as often as that costs 2 % of the time at most.
+Method. `scripts/backup.py` trains plain layers with Adam on 2 ranks of one node. The state of a rank has `--mib`, and
+all of its memory changes in every step. A step lasts `--step-ms` and mostly sleeps, as if a device worked. The job runs
+with a copy in every step (`backup_every=1`) and without copies in turn, `--pairs` times. The floor is the job without
+copies. `--default` uses the default interval instead: one rank copies the state, as often as that costs at most 2 % of
+the time.
 
-The last line has `overhead` (mean step with copies over mean step without, less one), `stall_ms` (what the main thread
-waited a step: in the commit and before the optimizer), `copied` (the share of steps of which all ranks have whole
-copies) and `mib` (bytes of a copy). The network is not in it: with several nodes it goes on beside the training too.
+The last line has these figures. The network is not in them: with several nodes it is used beside the training too.
+
+- `overhead`: mean step with copies over mean step without, less one.
+- `stall_ms`: wait of the main thread in a step, in the commit and before the optimizer.
+- `copied`: share of the steps of which all ranks have whole copies.
+- `mib`: size of a copy in MiB.
 """
 
 import argparse
@@ -26,7 +30,7 @@ SETTLED = 10
 
 
 def run(directory: Path, args: argparse.Namespace, every: int, verify_every: int = 0) -> list[dict[str, Any]]:
-    """One job; what each rank has found."""
+    """Run one job; return the results of each rank."""
     words: list[object] = [ROOT / "benchmarks" / "scripts" / "backup.py", directory]
     words += [args.steps + SETTLED, args.step_ms, args.mib, every, verify_every]
     with started(torchrun(words, _RANKS), taskd_environment(directory / "run"), directory / "job.log") as job:
@@ -37,7 +41,10 @@ def run(directory: Path, args: argparse.Namespace, every: int, verify_every: int
 def in_turn(
     directory: Path, args: argparse.Namespace, name: str, most: int, play: Callable[[Path, int], list[dict[str, Any]]]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """`--pairs` jobs with `name` set to `most`, and without (0), in turn; prints each. What their ranks have found."""
+    """Run `--pairs` jobs with `name` set to `most`, and as many with 0, in turn. Print each.
+
+    Return the results of the ranks of all jobs with `most`, then of those with 0.
+    """
     with_it: list[dict[str, Any]] = []
     without: list[dict[str, Any]] = []
     for pair in range(args.pairs):
@@ -51,7 +58,7 @@ def in_turn(
 
 
 def compare(directory: Path, args: argparse.Namespace) -> None:
-    """`--pairs` times with and without copies; prints each, and the means in the last line."""
+    """Run `--pairs` jobs with and without copies; print each, and the means in the last line."""
     most = -1 if args.default else 1
     with_copies, without = in_turn(
         directory, args, "backup_every", most, lambda folder, every: run(folder, args, every)
@@ -74,12 +81,12 @@ def compare(directory: Path, args: argparse.Namespace) -> None:
 
 
 def mean_step_s(ranks: list[dict[str, Any]]) -> float:
-    """Over all steps of all ranks."""
+    """Return the mean length of a step, over all steps of all ranks, in seconds."""
     return statistics.mean(step_s for rank in ranks for step_s in rank["steps_s"])
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """The arguments of both benchmarks that play this job."""
+    """Return a parser with the arguments that both benchmarks of this job share."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=3, help="how often with and without in turn (default 3)")
     parser.add_argument("--steps", type=int, default=100, help="that count, of each job (default 100)")

@@ -1,10 +1,9 @@
-"""What processes hold and what lies in directories, counted again and again; and whether it has grown.
+"""Repeated counts of processes' resources and of files, and the check that they have not grown.
 
 Rules:
 
-1. Of figures that go up and down, medians are compared: of the counts in the first tenth of a run, and of the last.
-2. What a fault is told by (journal, `faults/`, a line in the manager's log) grows with the faults, and with nothing
-   else.
+1. Some figures go up and down, so medians are compared: of the counts in the first tenth of a run, and in the last.
+2. The records of a fault (journal, `faults/`, a line in the manager's log) grow with the faults, and with nothing else.
 """
 
 import os
@@ -23,19 +22,19 @@ TEMPLATE: Final = b"taskd.python.template"
 FILES: Final = "files"
 RECORDS: Final = "records_per_fault"
 SLACK: Final = {"rss_mb": (8.0, 0.03), "shm_mb": (1.0, 0.0), "sockets": (100.0, 0.5)}
-"""So much more, or this share, is no growth: an allocator's own, and strangers' connections, which come and go."""
+"""Increase that counts as flat, in units or as a share: allocators keep some, strangers' connections come and go."""
 _COUNTED_SLACK: Final = (2.0, 0.05)
 RECORDS_SLACK: Final = (2.0, 0.5)
 
 
 def holdings(pids: Iterable[int]) -> Counts:
-    """What these processes hold together now; without those that have just ended."""
+    """Return the descriptors, threads and memory that these processes hold together, without any that has ended."""
     fds, threads, rss_kb = 0, 0, 0
     for pid in pids:
         process = Path("/proc") / str(pid)
         with suppress(FileNotFoundError, ProcessLookupError):
             fields = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
-            if "VmRSS" in fields:  # else it has ended, and nobody has asked for its status yet
+            if "VmRSS" in fields:  # else it has ended, and its parent has not collected its status yet
                 fds += len(os.listdir(process / "fd"))
                 threads += int(fields["Threads"])
                 rss_kb += int(fields["VmRSS"].split()[0])
@@ -43,7 +42,7 @@ def holdings(pids: Iterable[int]) -> Counts:
 
 
 def below(pid: int) -> list[int]:
-    """The process, and all that it and those have started, zombies too."""
+    """Return a process and all of its descendants, zombies too."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -56,7 +55,7 @@ def below(pid: int) -> list[int]:
 
 
 def template(agent: int) -> int:
-    """The process from which an agent's warm processes are forked: the first of those that have its command."""
+    """Return the process from which an agent's warm processes are forked: the oldest one with its command line."""
     found = []
     for pid in below(agent):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -67,7 +66,7 @@ def template(agent: int) -> int:
 
 
 def sockets(pid: int) -> int:
-    """Descriptors of the process that are sockets. A manager has one for each connection, also where that has ended."""
+    """Return the number of sockets of a process. A manager has one for each connection, ended ones included."""
     held = 0
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -76,9 +75,10 @@ def sockets(pid: int) -> int:
 
 
 def files(run_dir: Path, agent: int) -> Counts:
-    """Files below the run directory, but for those of which each fault has one; the agent's boxes, and its memory.
+    """Count the files below the run directory, and the agent's black boxes and shared memory.
 
-    Of the black boxes that are kept only those count that are more than are to be.
+    The folder `faults`, which has a file for each fault, is left out. Of the black boxes that are kept, only those
+    beyond `KEPT_BOXES` count.
     """
     shared = [path for path in Path("/dev/shm").glob(f"taskd-{agent}-*/**/*") if path.is_file()]
     size_bytes = 0
@@ -96,7 +96,7 @@ def files(run_dir: Path, agent: int) -> Counts:
 
 
 def records(run_dir: Path, log: Path) -> Counts:
-    """How much has been put down so far."""
+    """Return the size of the records so far: journal, fault files and the manager's log."""
     told = run_dir / "default"
     return {
         "journal_kb": (told / "journal.jsonl").stat().st_size / 1024,
@@ -106,14 +106,17 @@ def records(run_dir: Path, log: Path) -> Counts:
 
 
 def first_and_last(counted: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """The medians of the first tenth and of the last one; each has one count at least."""
+    """Return the medians of the first tenth and of the last one. A tenth has at least one count."""
     tenth = max(1, len(counted) // 10)
     sides = counted[:tenth], counted[-tenth:]
     return {key: [round(statistics.median(one[key] for one in side), 1) for side in sides] for key in counted[0]}
 
 
 def for_each_fault(counted: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    """How much was put down for each fault in the first tenth of a run, and in the last one, by counts of `faults`."""
+    """Return the growth of the records per fault, in the first tenth of a run and in the last one.
+
+    Each count has the number of `faults` so far.
+    """
     tenth = max(1, (len(counted) - 1) // 10)
     spans = (counted[0], counted[tenth]), (counted[-1 - tenth], counted[-1])
     keys = counted[0].keys() - {"faults"}
@@ -124,7 +127,7 @@ def for_each_fault(counted: Sequence[Mapping[str, float]]) -> dict[str, list[flo
 
 
 def grown(figures: Mapping[str, Any]) -> list[str]:
-    """Which of the figures, `[first, last]` by name, are not flat."""
+    """Return a text for each figure that is not flat. `figures` has `[first, last]` pairs in groups, by name."""
     found = []
     for name, pair in figures.items():
         if isinstance(pair, Mapping):

@@ -1,17 +1,19 @@
-"""Runs the headline benchmarks and compares their figures with the bars and with the stated values.
+"""Check of the headline figures: runs their benchmarks, compares the figures with the bars and the stated values.
 
     bash scripts/figures.sh --quick --json
 
-Method. `figures.json` has for each headline command a quick one with fewer pairs. `--quick` runs the quick commands,
-no option the full ones, `--all` all commands of the file. One at a time, since each needs the machine for itself; the
-share of the cores that other processes take is measured before each and reported.
+Method. For each headline command, `figures.json` has a quick command with fewer pairs. `--quick` runs the quick
+commands, `--all` runs all commands of the file. Without an option the full headline commands run. They run one at a
+time, since each needs the machine for itself. Before each command, the share of the cores that other processes use is
+measured. If it was above 10 %, the largest share is reported.
 
-A figure is **broken** if it is on the wrong side of its bar, and **worse** if it is worse than its stated value by more
-than its recorded spread, on the same kind of machine. Of an interval, the end closest to the good side counts. The
-**pace** is how much longer stock torchrun's restart takes on this machine than stated, between 1 and 2. Bars and stated
-values of figures that are `paced` are multiplied by it: a slower machine needs more time for the same work. Exit
-status 1: a figure is broken or worse, or a command has failed. `--record` writes what was measured into
-`figures.json` and the pages; stated values come from full commands, so it excludes `--quick`.
+A figure is **broken** if it is on the wrong side of its bar. It is **worse** if, on the same kind of machine, it is
+worse than its stated value by more than its recorded spread. Of an interval, the end closest to the good side counts.
+The **pace** is the factor by which stock torchrun's restart takes longer on this machine than stated, between 1 and 2.
+Bars and stated values of `paced` figures are multiplied by it: a slower machine needs more time for the same work.
+
+Exit status 1: a figure is broken or worse, or a command has failed. `--record` writes the new values into
+`figures.json` and the pages. Stated values come from full commands, so `--record` excludes `--quick`.
 """
 
 import argparse
@@ -35,7 +37,7 @@ _WINDOW_S: Final = 2.0
 _QUIET_SHARE: Final = 0.1
 """Share of the cores that other processes may take while the machine counts as quiet."""
 PACE: Final = "recovery_stock_s"
-"""Figure that tells the pace: nothing of taskd is in it."""
+"""Figure that gives the pace: it measures nothing of taskd."""
 _SLOWEST: Final = 2.0
 
 
@@ -112,7 +114,7 @@ def busy_share(window_s: float = _WINDOW_S) -> float:
 
 
 class Check:
-    """One pass over the commands, with what it has found so far."""
+    """One pass over the commands, with its results so far."""
 
     def __init__(self, path: Path, where: str, *, quick: bool, record: bool) -> None:
         self._path = path
@@ -144,12 +146,12 @@ class Check:
 
     @property
     def pace(self) -> float:
-        """How much slower this machine is, by what was measured so far."""
+        """Factor by which this machine is slower than the stated one, by the figures measured so far."""
         return pace_of((one.stated, one.now) for one in self.comparisons)
 
     @property
     def green(self) -> bool:
-        """Whether all commands ran, and no figure is broken or worse."""
+        """True if all commands ran, and no figure is broken or worse."""
         return not (self.failed or self.names(Verdict.BROKEN) or self.names(Verdict.WORSE))
 
     def summary(self, wall_s: float) -> dict[str, object]:

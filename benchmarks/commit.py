@@ -1,8 +1,8 @@
-"""What one `state.commit()` costs by itself: the count, the random numbers and the position file, nothing of the step.
+"""Cost of one `state.commit()` alone: the count, the random numbers and the position file, without the step.
 
-Run as `python -m benchmarks.commit`. The state is that of a small model with AdamW, numpy imported, and a position file
-in shared memory. Commits are timed one by one, each behind a step and draws from each generator, so that no state is
-the one of before. The first are left out: taskd finds out in them what kind of script it is.
+Run as `python -m benchmarks.commit`. The state is that of a small model with AdamW, with numpy imported, and with a
+position file in shared memory. Commits are timed one by one. Before each, a step is made and each generator is drawn
+from, so every state is new. The first commits are left out: taskd determines the kind of script in them.
 """
 
 import random

@@ -1,10 +1,10 @@
-"""What the preloaded gate costs a process in which it is inert.
+"""Cost of the preloaded gate to a process in which it is inert.
 
-Method: a C program is compiled on the fly and started anew for each sample, with taskd switched on and a box named, as
-in a child of a training process that kept the preload. It takes the time around one `dlopen(libtaskd.so, RTLD_NOW)`:
-mapping the file, relocating it and running its constructor. That is an upper bound of the constructor alone, and just
-what a preload adds. The program is not called python, so the gate asks all its questions but the core's. The result is
-the median of the samples, in microseconds.
+Method: a C program is compiled on the fly and started anew for each sample. taskd is switched on and a box is named, as
+in a child of a training process that kept the preload. The program times one `dlopen(libtaskd.so, RTLD_NOW)`: mapping
+the file, relocating it and running its constructor. That is an upper bound of the constructor alone, and exactly the
+cost that a preload adds. The program's name is not python, so the gate makes all checks that come before the core's.
+The result is the median of the samples, in microseconds.
 """
 
 import os
@@ -34,7 +34,7 @@ int main(int count, char **words)
 
 
 def constructor_us(samples: int = 200) -> float:
-    """Median cost of the gate in an inert process, in microseconds, over `samples` processes."""
+    """Return the median cost of the inert gate over `samples` processes, in microseconds."""
     environment = {**os.environ, "TASKD_PROCESS_ENABLE": "on", "TASKD_BLACKBOX": "/dev/shm/no-such-box"}
     environment.pop("LD_PRELOAD", None)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,10 +1,10 @@
-"""Measured figures of the pages: each stands once, in `figures.json`, with the command that measures it.
+"""Measured figures of the documentation pages: each is stored once, in `figures.json`, with its command.
 
 Rules:
 
-1. A page has `<!-- figure:NAME -->0.080 s<!-- /figure -->` on one line. `scripts/make-docs.py` writes what is between
-   the marks, and with `--check` fails where it differs.
-2. `scripts/figures.sh --record` and `python -m benchmarks.record COMMAND` measure anew. Nobody edits a value by hand.
+1. A page has `<!-- figure:NAME -->0.080 s<!-- /figure -->` on one line. `scripts/make-docs.py` writes the text between
+   the marks. With `--check` it fails where the text differs.
+2. `scripts/figures.sh --record` and `python -m benchmarks.record COMMAND` measure anew. No value is edited by hand.
 3. A bar is edited by hand, and only to make it stricter.
 """
 
@@ -22,12 +22,12 @@ FILE: Final = ROOT / "benchmarks" / "figures.json"
 _BEGIN, _END = "<!-- figure:", "<!-- /figure -->"
 _MARKED: Final = re.compile(rf"({_BEGIN}([\w-]+) -->)(.*?)({_END})")
 _OWN_DIGITS: Final = 3
-"""Digits of a text that, with a sign or unit, stands on no page by chance."""
+"""Fewest digits of a text that, with a sign or unit, is on no page by chance."""
 Value = int | float | list[int | float]
 
 
 class FigureError(Exception):
-    """A page or a command names what `figures.json` does not have, or a result lacks what it needs."""
+    """Error in figures: an unknown or repeated name, broken marks, a failed command, or a result without a value."""
 
 
 class Better(enum.Enum):
@@ -40,10 +40,10 @@ class Better(enum.Enum):
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One figure of a command's last line.
 
-    `key` is its path there, with `/` between levels. A list stands for an interval: its bounds count. `bar` is the
-    worst acceptable value. `samples` is the path of the single measurements behind the value; their range is the
-    figure's `spread`, recorded with the value. A figure that is `full_only` is not in the output of the quick command.
-    One that is `paced` is a time or a processor's share, which grows on a slower machine.
+    `key` is its path in that line, with `/` between levels. A list is an interval, of which the bounds count. `bar` is
+    the worst acceptable value. `samples` is the path of the single measurements behind the value. Their range is the
+    figure's `spread`, recorded with the value. A `full_only` figure is not in the output of the quick command. A
+    `paced` figure is a time or a processor's share, which grows on a slower machine.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     @property
     def is_telling(self) -> bool:
-        """Whether its text is too specific to stand on a page by chance."""
+        """True if its text is too specific to be on a page by chance."""
         return len(re.sub(r"\D", "", self.text)) >= _OWN_DIGITS and not re.fullmatch(r"[\d.]*", self.text)
 
     def measured(self, result: object) -> "Figure":
@@ -85,9 +85,9 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A command with the figures of its last line, and when, where and at which commit it was run.
+    """A command with the figures of its last line, and the date, machine and commit of its run.
 
-    `quick` is the same command with fewer pairs. A command that has one is a headline.
+    `quick` is the same command with fewer pairs. A command with a `quick` one is a headline.
     """
 
     command: str
@@ -129,7 +129,7 @@ def read_runs(path: Path = FILE) -> list[Run]:
 
 
 def write_runs(runs: Iterable[Run], path: Path = FILE) -> None:
-    """Record these, one line for each figure."""
+    """Write these runs into the file, one line for each figure."""
     path.write_text("[\n" + ",\n".join(_lines(run) for run in runs) + "\n]\n", encoding="utf-8")
 
 
@@ -144,22 +144,22 @@ def _json(value: object) -> str:
 
 
 def by_name(runs: Iterable[Run]) -> dict[str, Figure]:
-    """All figures."""
+    """Return all figures by their names."""
     return {figure.name: figure for run in runs for figure in run.figures}
 
 
 def pages() -> list[Path]:
-    """All that may state figures."""
+    """Return all pages that may state figures."""
     return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "README.md"]
 
 
 def named(text: str) -> list[str]:
-    """The figures that a page states."""
+    """Return the names of the figures that a page states."""
     return [found[2] for found in _MARKED.finditer(text)]
 
 
 def rendered(text: str, figures: dict[str, Figure]) -> str:
-    """A page with its figures as they are recorded. Raises `FigureError` for unknown ones and broken marks."""
+    """Return a page with its figures as recorded. Raise `FigureError` for unknown figures and broken marks."""
     unknown = [name for name in named(text) if name not in figures]
     if unknown:
         raise FigureError(f"found the figure {', '.join(unknown)}, expected one of {FILE.name}")
@@ -170,7 +170,7 @@ def rendered(text: str, figures: dict[str, Figure]) -> str:
 
 
 def unmarked(text: str, figures: dict[str, Figure]) -> Iterator[str]:
-    """Figures that a page states without their marks."""
+    """Yield each figure that a page states without its marks."""
     rest = _MARKED.sub("", text)
     for figure in figures.values():
         if figure.is_telling and re.search(rf"(?<![\w.,]){re.escape(figure.text)}(?!\w)", rest):

@@ -1,17 +1,17 @@
-"""How long a rank that is killed in a job's first seconds holds up the job.
+"""Recovery time after the kill of a rank in a job's first seconds.
 
     python -m benchmarks.firstkill --json
     python -m benchmarks.firstkill --after 1 --json
     python -m benchmarks.firstkill --starts 3 --json
 
-Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone` under taskd, a job of its own for each kill,
-beside a process that keeps one core busy from before torchrun's start (`--busy` says how many). So many seconds after
-the first step that all ranks have committed, a rank gets SIGKILL. The time is that from the kill to the commit, by the
-last rank, of the first step of the world that the killed rank came back to. The last line has the seconds for each, the
-worst of them, whether the new process was warm, and taskd's own phases.
+Method. `scripts/train.py` runs with 4 ranks by `torchrun --standalone` under taskd, in a job of its own for each kill.
+Beside it, a process keeps one core busy from before torchrun's start (`--busy` sets the number). A rank gets SIGKILL
+`--after` seconds after the first step that all ranks have committed. The time runs from the kill to the last rank's
+commit of the first step of the world that the killed rank came back to. The line of a kill has its seconds and taskd's
+own phases. The last line has the seconds of all kills, the worst of them, and whether all new processes were warm.
 
-`--starts` measures instead what this readiness costs a job's start: the time from torchrun's start to the first step
-committed by all ranks, under stock torchrun and under taskd in turn, so many times each.
+`--starts` measures instead the cost of this readiness to a job's start: the time from torchrun's start to the first
+step committed by all ranks. Stock torchrun and taskd run in turn, `--starts` times each.
 """
 
 import argparse
@@ -49,7 +49,7 @@ BUSY = "while True: pass"
 
 @contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """Keep so many cores busy."""
+    """Keep `count` cores busy within a block."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     try:
         yield
@@ -60,18 +60,18 @@ def busy_cores(count: int) -> Iterator[None]:
 
 
 def first_commit_s(logs: StepLogs, ranks: int) -> float:
-    """When the last rank had committed the first step of the job."""
+    """Return the time of the last rank's commit of the job's first step."""
     return max(logs.steps(rank, logs.starts(rank)[0])[1] for rank in range(ranks))
 
 
 def await_first_commit(job: Job, logs: StepLogs, ranks: int) -> float:
-    """Wait for it; the time."""
+    """Wait until all ranks have committed the first step; return the time of the last commit."""
     job.await_until(lambda: logs.all_at(1), "the first step", START_LIMIT_S)
     return first_commit_s(logs, ranks)
 
 
 def kill_after(directory: Path, after_s: float, args: argparse.Namespace, chance: random.Random) -> dict[str, Any]:
-    """Kill a rank of a new job so long after its first step: the figures."""
+    """Kill a rank of a new job `after_s` seconds after its first step; return the figures."""
     logs = StepLogs(directory / "steps", args.ranks)
     journal = Journal(directory / "run")
     victim = chance.randrange(args.ranks)
@@ -97,7 +97,7 @@ def kill_after(directory: Path, after_s: float, args: argparse.Namespace, chance
 
 
 def kill_early(directory: Path, args: argparse.Namespace) -> None:
-    """One job for each kill."""
+    """Run one job for each kill; print each, and the summary in the last line."""
     chance = random.Random(args.seed)
     found = []
     for number, after_s in enumerate(args.after):
@@ -116,7 +116,7 @@ def kill_early(directory: Path, args: argparse.Namespace) -> None:
 
 
 def start_s(directory: Path, args: argparse.Namespace, *, taskd: bool) -> float:
-    """Seconds from torchrun's start to the first step of all ranks."""
+    """Return the seconds from torchrun's start to the first step of all ranks."""
     logs = StepLogs(directory / "steps", args.ranks)
     env = taskd_environment(directory / "run") if taskd else stock_environment()
     with busy_cores(args.busy):
@@ -126,7 +126,7 @@ def start_s(directory: Path, args: argparse.Namespace, *, taskd: bool) -> float:
 
 
 def compare_starts(directory: Path, args: argparse.Namespace) -> None:
-    """Start jobs in turn."""
+    """Start jobs under stock torchrun and under taskd in turn; print each run, and the medians in the last line."""
     found: dict[str, list[float]] = {"stock": [], "taskd": []}
     for run in range(args.starts):
         for kind, times in found.items():
@@ -145,7 +145,7 @@ def compare_starts(directory: Path, args: argparse.Namespace) -> None:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--after", type=float, nargs="+", default=[1, 3, 8, 15], help="seconds after the first step (default 1 3 8 15)"
@@ -163,7 +163,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen."""
+    """Measure; return 1 if the event to measure did not happen."""
     args = arguments(words)
     return measured(partial(compare_starts if args.starts else kill_early, args=args))
 

@@ -1,15 +1,16 @@
-"""The floor under a recovery: what is left when nothing has to be found out or agreed upon.
+"""Floor of the recovery time: a recovery in which nothing has to be detected or agreed upon.
 
-Method: bare processes, no torchrun and no taskd. Four ranks train the model of `scripts/train.py`; for each kill one
-more process is in reserve, with torch imported, and model and optimizer built and stepped once. All gradients travel in
-one all-reduce, without DDP. The parent hosts the TCPStore, so that it is known and outlives every rank. It kills a
-rank, sees the death through a pidfd, and writes one line with rank and generation to the pipes of the reserve and of
-each survivor. The survivors come out of the broken all-reduce with gloo's own error, destroy the group, and read their
-line. All four make the group anew under the generation's prefix, do one all-reduce (of the step's number), and one
-step. The time is that from the kill to the last rank's commit.
+Method: bare processes, without torchrun and without taskd. Four ranks train the model of `scripts/train.py`. For each
+kill one more process is in reserve. It has imported torch, built model and optimizer, and stepped them once. All
+gradients travel in one all-reduce, without DDP. The parent hosts the TCPStore, which is known and outlives every rank.
 
-Left out, compared with a real recovery: the news through agent and manager, leaving collectives that gloo does not
-break by itself, the user's set-up in the new process, DDP's buckets, and the transfer of the state.
+The parent kills a rank and detects the death through a pidfd. Then it writes one line with rank and generation to the
+pipes of the reserve and of each survivor. The survivors leave the broken all-reduce with gloo's own error, destroy the
+group, and read their line. All four form the group anew under the generation's prefix. They do one all-reduce (of the
+step's number) and one step. The time runs from the kill to the last rank's commit.
+
+A real recovery adds reports through agent and manager, and the exit from collectives that gloo does not break by
+itself. It also adds the user's set-up in the new process, DDP's buckets, and the transfer of the state.
 """
 
 import argparse
@@ -121,7 +122,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
 
 
 class Rank:
-    """A process that holds a model and goes from world to world."""
+    """A bare process that holds a model and joins one world after another."""
 
     def __init__(self, port: int, ranks: int, step_ms: float, log: Path) -> None:
         torch.set_num_threads(1)

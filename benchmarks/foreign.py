@@ -1,19 +1,19 @@
-"""Is a rank replaced that does what its script says, and that nobody has told taskd of?
+"""False alarms of taskd in jobs whose healthy ranks do unannounced work other than steps.
 
     python -m benchmarks.soak --foreign --virtual --json
     python -m benchmarks.soak --foreign --hours 2 --json
 
-Method. Jobs that now and then do something else than steps, as `works.py` has it: uploads by another program, numpy, a
+Method. Now and then the jobs do other work than steps, as `works.py` generates it: uploads by another program, numpy, a
 server that answers late, sleep, a loop in Python, garbage collection, compilation, checkpoints, evaluations. While rank
-0 is at it the others wait in a barrier.
+0 does this work, the others wait in a barrier.
 
-*Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. Whenever it asks, the ranks report
-what such work looks like from outside. The timeout is 10 minutes, the default.
+*Virtual*: the manager's core with four ranks, 24 hours for each of `--seeds` seeds. At each query, the ranks report the
+evidence that such work shows from outside. The timeout is 10 minutes, the default.
 
-*Real*: `scripts/foreign.py` with 4 ranks under taskd, with everything switched on, for so many hours.
+*Real*: `scripts/foreign.py` with 4 ranks under taskd, with everything switched on, for `--hours` hours.
 
-The last line counts the diagnoses that were told, those of them that were taken for proven, the ranks replaced and the
-restarts spent. The exit status is 1 unless the last three are 0.
+The last line counts the reported diagnoses (`told`), those of them that counted as proven, the replaced ranks, and the
+spent restarts. The exit status is 1 unless the last three are 0.
 """
 
 import argparse
@@ -67,11 +67,11 @@ _LOOKS: Final = {
     "save": replace(_waits("a write"), io_bytes=1 << 20),
     EVALUATION: _RUNS,
 }
-"""How the threads of a rank stand that is at this."""
+"""State of a rank's threads during each kind of work."""
 
 
 def evidence_report(work: Work, step: int, age_s: float) -> dict[int, Evidence]:
-    """Of all ranks, while this is done."""
+    """Return the evidence of all ranks while this work is done, `age_s` seconds after its start."""
     found = {}
     for rank in range(RANKS):
         if rank and work.kind != EVALUATION:
@@ -94,7 +94,7 @@ class Day:
         self._seed = seed
 
     def play(self, until_s: float) -> Counter[str]:
-        """Live through it; what there was."""
+        """Play the job for `until_s` seconds; return the counts of its events."""
         job = self.job
         job.progress = Progress(step=6, age_s=0.0)
         begun_s = job.now_s
@@ -122,7 +122,7 @@ class Day:
 
 
 def virtual(_directory: Path, args: argparse.Namespace) -> None:
-    """All seeds."""
+    """Play a job for each seed, in virtual time."""
     seen: Counter[str] = Counter()
     begun_s = time.monotonic()
     for seed in range(args.seed, args.seed + args.seeds):
@@ -133,7 +133,7 @@ def virtual(_directory: Path, args: argparse.Namespace) -> None:
 
 
 def real(directory: Path, args: argparse.Namespace) -> None:
-    """A job under taskd."""
+    """Run a job under taskd; count its diagnoses and recoveries."""
     logs, run_dir = StepLogs(directory / "steps", args.ranks), directory / "run"
     words = [SCRIPT, "--record", logs.directory, "--step-ms", args.step_ms, "--seed", args.seed]
     journal, seen = Journal(run_dir), Counter[str]()
@@ -169,5 +169,5 @@ def _tell(args: argparse.Namespace, result: dict[str, Any], seen: Counter[str], 
 
 
 def soak_foreign(args: argparse.Namespace) -> int:
-    """Virtual or real; 1 if a healthy rank was blamed."""
+    """Run the virtual jobs or the real one; return 1 if a healthy rank was blamed."""
     return measured(partial(virtual if args.virtual else real, args=args))

@@ -1,19 +1,19 @@
-"""Whether a recovery takes longer in processes that hold many Python objects.
+"""Recovery time of processes that hold many Python objects, compared with processes that do not.
 
     python -m benchmarks.heap --json
     python -m benchmarks.heap --pairs 1 --kills 2 --json
 
-Method. `scripts/train.py` is run with 4 ranks under taskd. Each rank makes 5 million Python objects in its set-up
-(`--objects`; lists, which the garbage collector tracks), and keeps them, or drops them again before the training. Both
-jobs are run in turn, as often as `--pairs` says. Once a warm process waits, a random rank gets SIGKILL, `--kills` times
-in each job. The time is that from the kill to the commit, by the last rank, of the first step of the new world. From it
-goes the time in which the new process makes its objects: that is the script's own.
+Method. `scripts/train.py` runs with 4 ranks under taskd. Each rank makes 5 million Python objects in its set-up
+(`--objects`). They are lists, which the garbage collector tracks. In one job the ranks keep them, in the other they
+drop them again before the training. Both jobs run in turn, `--pairs` times. Once a warm process waits, a random rank
+gets SIGKILL, `--kills` times in each job. The time runs from the kill to the last rank's commit of the first step of
+the new world. The time in which the new process makes its objects is subtracted: it belongs to the script.
 
-What is left must not depend on the objects. A scan of the heap (`gc.get_objects`) takes 0.1 s for a million of them,
-and a collection (`gc.collect`) as long, in each process that makes one.
+The rest must not depend on the objects. In a process that does it, a scan of the heap (`gc.get_objects`) takes 0.1 s
+for a million objects. A collection (`gc.collect`) takes as long.
 
-The last line has the medians: `ratio` is `with_heap_s` over `without_s`, and `ratio_interval` its 95 % interval. Single
-recoveries vary by a quarter: a quick run has few of them, so its verdict uses the interval's lower end.
+The last line has the medians. `ratio` is `with_heap_s` over `without_s`, and `ratio_interval` its 95 % interval. Single
+recoveries vary by a quarter. A quick run has few of them, so its verdict uses the interval's lower end.
 """
 
 import argparse
@@ -32,13 +32,13 @@ OBJECTS = 5_000_000
 
 
 def measure(directory: Path, args: argparse.Namespace, chance: random.Random, *, keep: bool) -> list[float]:
-    """Kill ranks of one job, whose processes keep their objects or not: seconds of each recovery."""
+    """Kill ranks of one job, whose processes keep their objects or not; return the seconds of each recovery."""
     words = ("--objects", args.objects, *([] if keep else ["--drop"]))
     return [fault.recovery_s for fault in measure_taskd(directory, args, chance, args.kills, more=words)]
 
 
 def compare(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
-    """`--pairs` times without and with; prints each pair, and the medians in the last line."""
+    """Measure without and with the objects `--pairs` times; print each pair, and the medians in the last line."""
     without: list[float] = []
     within: list[float] = []
     for pair in range(args.pairs):
@@ -66,12 +66,12 @@ def compare(directory: Path, args: argparse.Namespace, chance: random.Random) ->
 
 
 def rounded(seconds: Sequence[float]) -> list[float]:
-    """To a tenth of a millisecond."""
+    """Return these times, rounded to a tenth of a millisecond."""
     return [round(one, 4) for one in seconds]
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=4, help="how often without and with in turn (default 4)")
     parser.add_argument("--kills", type=int, default=4, help="in each job (default 4)")
@@ -89,7 +89,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen."""
+    """Measure; return 1 if the event to measure did not happen."""
     args = arguments(words)
     return measured(partial(compare, args=args, chance=random.Random(args.seed)))
 

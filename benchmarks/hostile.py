@@ -1,8 +1,8 @@
-"""The neighbours of `soak --hostile`: a flood without the job's secret, and nonsense with it.
+"""Neighbours of `soak --hostile`: a flood without the job's secret, and nonsense with it.
 
-Both begin when the job trains, and end before it is told its last step. Each says what it has done
-(`scripts/flood.py`, `scripts/nonsense.py`); the manager says in its journal what it has refused, when it ends. One that
-did less than half of what it was to do makes the run worthless, and so does one that the manager has not noticed.
+Both start when the job trains, and end before the job gets its last step. Each counts its own connections or messages
+(`scripts/flood.py`, `scripts/nonsense.py`). When the manager ends, it records its refusals in its journal. A neighbour
+that did less than half of its work makes the run worthless. So does a neighbour that the manager has not noticed.
 """
 
 import json
@@ -22,14 +22,14 @@ CONNECTIONS_A_SECOND: Final = 50
 HELD: Final = 200
 MESSAGES_A_SECOND: Final = 100
 FILLING_S: Final = 30.0
-"""After so long all that the neighbours can fill, and that has a bound, is full: what grows then, grows."""
+"""Seconds after which each bounded resource that the neighbours can fill is full. Later growth is real growth."""
 LEAST_SHARE: Final = 0.5
 GONE_S: Final = 30.0
-"""For so long the manager may hold connections whose other end has gone."""
+"""Time for which the manager may hold connections whose other end has gone, in seconds."""
 
 
 class Hostile:
-    """Two processes, and the secret that one of them has."""
+    """The two neighbours' processes, and the secret that one of them has."""
 
     def __init__(self, directory: Path, port: int, ranks: int, seed: int) -> None:
         self.secret_file = directory / "secret"
@@ -41,16 +41,16 @@ class Hostile:
         self._jobs: dict[str, Job] = {}
         self._began_s = self._lasted_s = 0.0
         self.quiet: Counts = {}
-        """What the manager held before."""
+        """Resources that the manager held before the neighbours started."""
         self._manager = 0
 
     @property
     def env(self) -> dict[str, str]:
-        """Of manager, job, and the peer that has the secret."""
+        """Additional environment of the manager, the job, and the peer that has the secret."""
         return {"TASKD_SECRET_FILE": str(self.secret_file)}
 
     def begin(self, manager: int) -> None:
-        """From here on neither is quiet. Returns when they have been at work for `FILLING_S`."""
+        """Start both neighbours. Return after they have been active for `FILLING_S`."""
         self._manager, self.quiet = manager, self.census(manager)
         self._began_s = time.monotonic()
         key = keys_from_secret(self.secret_file.read_bytes(), Role.MANAGER, JOB).public.decode()
@@ -68,13 +68,16 @@ class Hostile:
         return self._directory / f"{name}.json"
 
     def census(self, manager: int) -> Counts:
-        """What the manager holds; sockets apart, since strangers' connections come and go."""
+        """Return the manager's resources, with sockets apart: strangers' connections come and go."""
         held = sockets(manager)
         counted = holdings([manager])
         return {**counted, "fds": counted["fds"] - held, "sockets": held}
 
     def end(self) -> None:
-        """Both end, and the manager must let go of them."""
+        """End both neighbours, and wait until the manager has closed their connections.
+
+        Raise `BenchmarkError` if one has ended before the job, or if the manager holds connections beyond `GONE_S`.
+        """
         self._lasted_s = time.monotonic() - self._began_s
         for name, job in self._jobs.items():
             if job.ended:
@@ -87,11 +90,11 @@ class Hostile:
             time.sleep(0.1)
 
     def close(self) -> None:
-        """However the run ends."""
+        """End both neighbours, however the run ends."""
         self._stack.close()
 
     def result(self, refused: dict[str, int]) -> dict[str, Any]:
-        """What was done to the manager, and what it has said of that (`refused`) in its journal."""
+        """Return the neighbours' connections and messages, and the refusals that the manager recorded (`refused`)."""
         flood, nonsense = (json.loads(self._counts(name).read_text()) for name in ("flood", "nonsense"))
         sent = nonsense["sent"]
         opened = {kind: count for kind, count in flood.items() if kind not in ("not opened", "ended by the manager")}
@@ -107,7 +110,7 @@ class Hostile:
 
 
 def idle(result: dict[str, Any]) -> list[str]:
-    """What shows that the neighbours did not do what they were there for."""
+    """Return a text for each sign that the neighbours did not do their work, or that the manager did not notice."""
     found = []
     for key, wanted in (("connections_a_second", CONNECTIONS_A_SECOND), ("messages_a_second", MESSAGES_A_SECOND)):
         if result[key] < LEAST_SHARE * wanted:

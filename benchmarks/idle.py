@@ -1,18 +1,17 @@
-"""What a node pays for taskd while its ranks train and nothing fails.
+"""Cost of taskd to a node while its ranks train and nothing fails.
 
     python -m benchmarks.idle --json
     python -m benchmarks.idle --windows 1 --window-s 8 --settle-s 2 --json     (a shorter run: 40 s)
 
-Method. `scripts/train.py` is run with 4 ranks and steps of 50 ms by `torchrun --standalone`, under stock torchrun and
-under taskd. Once it trains (under taskd: once a warm process waits, and has had `--settle-s` to make itself ready), the
-processor time of torchrun's threads is read from `schedstat`, and again after `--window-s`. That process holds torchrun
-itself, and under taskd the agent and the manager of the job.
+Method. `scripts/train.py` runs with 4 ranks and steps of 50 ms by `torchrun --standalone`, under stock torchrun and
+under taskd. Once it trains, the processor time of torchrun's threads is read from `schedstat`, and again after
+`--window-s`. Under taskd, the first reading waits for a warm process, and gives it `--settle-s` to get ready. The
+process holds torchrun itself, and under taskd also the agent and the manager of the job.
 
-- `agent_share`, `stock_share`: that time as a share of one core, the median of `--windows` windows.
-- `private_mb`: memory that the template and its standbys do not share with another process, all together
-  (`Private_Clean` and `Private_Dirty` of `/proc/PID/smaps_rollup`). With `--shared` they share theirs
-  (`TASKD_STANDBY_SHARED=on`). Pages that they share with others are in `shared_mb`, by their share (`Pss` less the
-  private part).
+- `agent_share`, `stock_share`: this time as a share of one core, the median of `--windows` windows.
+- `private_mb`: memory that the template and its standbys share with no other process, all together (`Private_Clean` and
+  `Private_Dirty` of `/proc/PID/smaps_rollup`). With `--shared` they share theirs (`TASKD_STANDBY_SHARED=on`).
+- `shared_mb`: their share of the pages that they share with others (`Pss` less the private part).
 """
 
 import argparse
@@ -40,7 +39,7 @@ from benchmarks.job import (
 
 
 def share_of(pid: int, args: argparse.Namespace) -> float:
-    """Processor time of a process as a share of one core."""
+    """Return the processor time of a process as a share of one core: the median of all windows."""
     shares = []
     for _ in range(args.windows):
         begun_s, used_s = time.monotonic(), _used_s(pid)
@@ -56,7 +55,7 @@ def _used_s(pid: int) -> float:
 
 
 def memory_mb(pid: int) -> tuple[float, float]:
-    """What a process has for itself, and its share of what it has with others."""
+    """Return the memory that a process has for itself, and its share of the memory that it has with others."""
     lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
     private = kib["Private_Clean"] + kib["Private_Dirty"]
@@ -64,7 +63,7 @@ def memory_mb(pid: int) -> tuple[float, float]:
 
 
 def measure_stock(directory: Path, args: argparse.Namespace) -> float:
-    """Stock torchrun's share of a core."""
+    """Return stock torchrun's share of a core."""
     logs = StepLogs(directory / "steps", args.ranks)
     with started(torchrun(training(logs, args.step_ms), args.ranks), stock_environment(), directory / "job.log") as job:
         job.await_training(logs)
@@ -72,7 +71,7 @@ def measure_stock(directory: Path, args: argparse.Namespace) -> float:
 
 
 def measure_taskd(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """The same under taskd, and the memory of the warm processes."""
+    """Return torchrun's share of a core under taskd, and the memory of the warm processes."""
     logs, journal = StepLogs(directory / "steps", args.ranks), Journal(directory / "run")
     env = taskd_environment(directory / "run") | ({"TASKD_STANDBY_SHARED": "on"} if args.shared else {})
     with started(torchrun(training(logs, args.step_ms), args.ranks), env, directory / "job.log") as job:
@@ -92,7 +91,7 @@ def measure_taskd(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(directory: Path, args: argparse.Namespace) -> None:
-    """Both in turn: the last line."""
+    """Measure stock torchrun, then taskd; print the figures in the last line."""
     stock = measure_stock(fresh(directory, "stock"), args)
     say(args.json, {"stock_share": round(stock, 4)}, f"stock torchrun: {stock:.2%} of a core")
     ours = measure_taskd(fresh(directory, "taskd"), args)
@@ -101,7 +100,7 @@ def compare(directory: Path, args: argparse.Namespace) -> None:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=3, help="(default 3)")
     parser.add_argument("--window-s", type=float, default=10, help="length of a window (default 10)")
@@ -114,7 +113,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen."""
+    """Measure; return 1 if the event to measure did not happen."""
     return measured(partial(compare, args=arguments(words)))
 
 

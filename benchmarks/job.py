@@ -1,12 +1,12 @@
-"""Jobs under measurement: how they are started and ended, and what is read of them.
+"""Jobs under measurement: their start and end, their ranks' logs, and their journal.
 
 Rules:
 
-1. A job gets this process's environment without what an earlier job may have left in it. Under stock torchrun nothing
-   of taskd is switched on.
-2. What a job does is read from its ranks' logs and from its journal. Both carry CLOCK_MONOTONIC, the clock of
-   `time.monotonic`, so that no figure depends on how often the files are looked at.
-3. A job ends with its block, at the latest by SIGKILL to all that carries its mark in the environment.
+1. A job gets this process's environment, without variables that an earlier job may have left in it. Under stock
+   torchrun no part of taskd is switched on.
+2. A job's events are read from its ranks' logs and from its journal. Both carry CLOCK_MONOTONIC, the clock of
+   `time.monotonic`. So no figure depends on the interval at which the files are read.
+3. A job ends with its block, at the latest by SIGKILL to all processes that carry its mark in their environment.
 """
 
 import json
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "scripts" / "train.py"
 LOOK_S = 0.02
 REST_S = 0.2
-"""Who has used no processor time for so long has nothing to do; /proc/PID/stat counts it in 10 ms."""
+"""Time without processor use after which a process counts as idle, in seconds; /proc/PID/stat counts in 10 ms."""
 START_LIMIT_S = 120
 WARM_STEPS = 20
 MARK = "BENCHMARK_JOB"
@@ -40,17 +40,17 @@ _FOREIGN = ("TASKD_", "TORCHELASTIC_", "TORCH_DISABLE_SHARE_RDZV", "PET_", "MIND
 
 
 class BenchmarkError(Exception):
-    """What was to be measured did not happen."""
+    """Failure of a benchmark: the event to measure did not happen, or not as expected."""
 
 
 def stock_environment() -> dict[str, str]:
-    """For torchrun without taskd."""
+    """Return the environment of torchrun without taskd."""
     env = {name: value for name, value in os.environ.items() if not name.startswith((*_FOREIGN, "WORLD_SIZE"))}
     return {**env, "OMP_NUM_THREADS": "1"}
 
 
 def taskd_environment(run_dir: Path) -> dict[str, str]:
-    """For torchrun under taskd, as the seed's start script sets it."""
+    """Return the environment of torchrun under taskd, as the seed's start script sets it."""
     return {
         **stock_environment(),
         **_switched_on(run_dir),
@@ -59,10 +59,11 @@ def taskd_environment(run_dir: Path) -> dict[str, str]:
 
 
 def shimless_environment(run_dir: Path, directory: Path) -> dict[str, str]:
-    """For torchrun under a taskd that lacks its two libraries, as where they were not built: a copy in `directory`.
+    """Return the environment of torchrun under a taskd without its two libraries, as if they had not been built.
 
-    Without them taskd recovers all the same: deaths are seen through pidfds, stuck collectives are broken by the
-    fallback in Python, steps are counted in Python. The job must be started in `directory`.
+    That taskd is a copy in `directory`, and the job must be started there. Without the libraries taskd recovers all the
+    same: it detects deaths through pidfds, breaks stuck collectives by a fallback in Python, and counts steps in
+    Python.
     """
     leave_out = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "taskd", directory / "taskd", ignore=leave_out)
@@ -74,19 +75,19 @@ def _switched_on(run_dir: Path) -> dict[str, str]:
 
 
 def torchrun(words: Sequence[object], ranks: int, *options: object) -> list[str]:
-    """Command of a job on this machine alone, as torchrun's manual has it unless other options are given."""
+    """Return the command of a job on this machine alone. `options` default to those of torchrun's manual."""
     program = Path(sys.executable).with_name("torchrun")
     how = options or ("--standalone", "--max-restarts", 3)
     return [str(word) for word in (program, "--nproc-per-node", ranks, *how, *words)]
 
 
 def training(logs: "StepLogs", step_ms: float, *more: object) -> list[object]:
-    """The script that is disturbed, with its arguments."""
+    """Return the script that the benchmarks disturb, with its arguments."""
     return [SCRIPT, "--record", logs.directory, "--step-ms", step_ms, *more]
 
 
 class Job:
-    """A running command and what it started."""
+    """A running command and the processes that it started."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self._process = process
@@ -94,16 +95,16 @@ class Job:
 
     @property
     def pid(self) -> int:
-        """The process of the command."""
+        """Process ID of the command."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether the command has ended."""
+        """True if the command has ended."""
         return self._process.poll() is not None
 
     def wait(self, limit_s: float) -> None:
-        """Wait for the end; `BenchmarkError` unless it is a good one."""
+        """Wait for the end of the command. Raise `BenchmarkError` if it is late, or if the status is not 0."""
         try:
             status = self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -112,7 +113,7 @@ class Job:
             raise BenchmarkError(f"the job ended with status {status}, see {self.log}")
 
     def await_until(self, condition: Callable[[], bool], what: str, limit_s: float) -> None:
-        """Look again and again whether the condition holds; `BenchmarkError` if it does not in time."""
+        """Wait until the condition holds. Raise `BenchmarkError` if it does not in time, or if the job ends first."""
         end_s = time.monotonic() + limit_s
         while not condition():
             if self.ended:
@@ -124,8 +125,8 @@ class Job:
     def await_warm(self, journal: "Journal") -> None:
         """Wait until the job trains and its warm processes are ready and idle.
 
-        A new one copies its template's memory first, for 0.2 to 0.5 s on two cores. If it becomes a rank before that
-        is done, the recovery takes longer.
+        A new warm process first copies its template's memory, for 0.2 to 0.5 s on two cores. If it becomes a rank
+        before that is done, the recovery takes longer.
         """
         self.await_until(lambda: journal.warm, "a warm process", START_LIMIT_S)
         used: dict[int, int] = {}
@@ -141,7 +142,7 @@ class Job:
         self.await_until(rest, "warm processes that have nothing to do", START_LIMIT_S)
 
     def warm_processes(self, journal: "Journal") -> list[int]:
-        """Children of torchrun that are no ranks: the template and its standbys."""
+        """Return the children of torchrun that are no ranks: the template and its standbys."""
         children: list[int] = []
         for task in Path(f"/proc/{self.pid}/task").iterdir():
             with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
@@ -150,12 +151,12 @@ class Job:
         return [pid for pid in children if pid not in ranks]
 
     def await_training(self, logs: "StepLogs") -> None:
-        """Wait until every rank trains and has left its first steps behind."""
+        """Wait until every rank trains and has committed its first `WARM_STEPS` steps."""
         self.await_until(lambda: logs.all_at(WARM_STEPS), f"step {WARM_STEPS}", START_LIMIT_S)
 
 
 def _used_ticks(pid: int) -> int:
-    """Processor time of a process, in ticks of the clock; 0 if it is gone."""
+    """Return the processor time of a process, in clock ticks; 0 if it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -165,7 +166,7 @@ def _used_ticks(pid: int) -> int:
 
 @contextmanager
 def started(command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path = ROOT) -> Iterator[Job]:
-    """Start a command with its output in a file; nothing of it is left when the block ends."""
+    """Run a command within a block, with its output in a file. None of its processes outlives the block."""
     mark = uuid.uuid4().hex
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -191,7 +192,7 @@ def _kill_marked(mark: bytes) -> None:
 
 
 class StepLogs:
-    """What the ranks of a job have put down so far (see `scripts/train.py`)."""
+    """Logs of a job's ranks, as far as they are written (see `scripts/train.py`)."""
 
     def __init__(self, directory: Path, ranks: int) -> None:
         directory.mkdir(parents=True)
@@ -202,27 +203,28 @@ class StepLogs:
         self._steps: dict[tuple[int, int], dict[int, float]] = {}
 
     def starts(self, rank: int) -> list[int]:
-        """The processes of a rank in their order."""
+        """Return the process IDs of a rank, in the order of their starts."""
         return [int(words[1]) for words in self._lines(rank) if words[0] == "start"]
 
     def built_s(self, rank: int, pid: int) -> float:
-        """How long a process of a rank has made the objects that it holds; 0.0 if it makes none."""
+        """Return the seconds in which a process of a rank made the objects that it holds; 0.0 if it makes none."""
         built = [words for words in self._lines(rank) if words[0] == "built" and words[1] == str(pid)]
         return float(built[-1][2]) if built else 0.0
 
     def steps(self, rank: int, pid: int) -> dict[int, float]:
-        """When a process of a rank committed which step."""
+        """Return the commit time of each step of one process of a rank."""
         self._lines(rank)
         return self._steps.get((rank, pid), {})
 
     def all_at(self, step: int) -> bool:
-        """Whether the newest process of every rank has committed this step."""
+        """Return whether the newest process of every rank has committed this step."""
         return all(step in self._newest(rank) for rank in range(self._ranks))
 
     def resumed_s(self, victim: int, dead: int, killed_s: float) -> float | None:
-        """When all ranks had committed the first step of the world that `victim` came back to; None if not yet.
+        """Return the time of the last rank's commit of the new world's first step; None if it is still missing.
 
-        Each rank's newest process counts, and of it what it committed after the kill.
+        The new world is the one that `victim` came back to. Of each rank, only the commits of its newest process after
+        the kill count.
         """
         if self.starts(victim)[-1] == dead:
             return None
@@ -240,7 +242,7 @@ class StepLogs:
         return self.steps(rank, starts[-1]) if starts else {}
 
     def _lines(self, rank: int) -> list[list[str]]:
-        """Return the words of each line. Only new lines are read: ranks that recover need the core."""
+        """Return the words of each line. Only new lines are read: recovering ranks need the processor."""
         lines = self._known.setdefault(rank, [])
         try:
             with (self.directory / f"rank-{rank}.log").open("rb") as file:
@@ -259,7 +261,7 @@ class StepLogs:
 
 
 class Journal:
-    """Follows the journal of a job under taskd."""
+    """Reader that follows the journal of a job under taskd."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "default" / "journal.jsonl"
@@ -267,26 +269,26 @@ class Journal:
         self._events: list[dict[str, Any]] = []
 
     def all(self, event: str) -> list[dict[str, Any]]:
-        """The events of that name, oldest first."""
+        """Return the events of this name, oldest first."""
         self._follow()
         return [entry for entry in self._events if entry["event"] == event]
 
     def last(self, event: str) -> dict[str, Any]:
-        """The newest event of that name, {} if there is none yet."""
+        """Return the newest event of this name; {} if there is none yet."""
         return next(iter(reversed(self.all(event))), {})
 
     def count(self, event: str) -> int:
-        """How many events of that name there are."""
+        """Return the number of events of this name."""
         return len(self.all(event))
 
     @property
     def warm(self) -> bool:
-        """Whether training runs, and a standby and the reserve wait."""
+        """True if training runs, and a standby and the reserve wait."""
         return bool(self.last("first step")) and self.last("standbys").get("count", 0) > RESERVE
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank."""
+        """Process ID of each rank."""
         return {int(rank): pid for rank, pid in self.last("processes").get("pids", {}).items()}
 
     def _follow(self) -> None:
@@ -302,14 +304,14 @@ class Journal:
 
 
 def fresh(directory: Path, name: str) -> Path:
-    """An empty directory for one job."""
+    """Make an empty directory for one job and return it."""
     path = directory / name
     path.mkdir()
     return path
 
 
 def measured(measure: Callable[[Path], None]) -> int:
-    """Measure in a directory that goes afterwards; 1 if that did not happen as it should, with the logs kept."""
+    """Measure in a temporary directory and return the exit status: 1 after a `BenchmarkError`, with the logs kept."""
     directory = Path(tempfile.mkdtemp(prefix="taskd-bench-"))
     try:
         measure(directory)
@@ -321,5 +323,5 @@ def measured(measure: Callable[[Path], None]) -> int:
 
 
 def say(as_json: bool, entry: Mapping[str, Any], text: str) -> None:
-    """One line of output, as JSON or for people."""
+    """Print one line of output, as JSON or for people."""
     print(json.dumps(entry) if as_json else text, flush=True)

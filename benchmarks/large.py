@@ -1,24 +1,24 @@
-"""Large ranks: what the shim is worth when one is killed, and how a rank that hangs is found and replaced.
+"""Large ranks: the gain by the shim when one is killed, and the time to detect and replace a rank that hangs.
 
     python -m benchmarks.recovery --rss-gib 1 --json
 
-Method. `scripts/train.py` runs under taskd with as many ranks as there are cores (2 to 4, or `--ranks`); each holds and
-has touched so much memory, in small pages. A new process touches its own from its fifth step on: a script's set-up is
-not what is measured. To take 1 GiB down keeps a core busy for 0.1 s, without a stop for anybody else: where ranks have
-to share cores, that is what `share` shows.
+Method. `scripts/train.py` runs under taskd with as many ranks as there are cores (2 to 4, or `--ranks`). Each rank
+holds and has touched `--rss-gib` of memory, in small pages. A new process touches its memory from its fifth step on,
+since a script's set-up is not measured. Freeing 1 GiB keeps a core busy for 0.1 s, and stops no other process. `share`
+shows this cost where ranks have to share cores.
 
-*Killed*: a random rank gets SIGKILL at a random moment; the time is that to the commit, by the last rank, of the first
-step of the world that the rank came back to. Once with the shim, once without it, as often as `--pairs` says. Without
-it, taskd is a copy of the package that lacks its two libraries: it sees the death through a pidfd when the kernel has
-taken the process down, and breaks stuck collectives by a fallback in Python. Everything else is the same.
+*Killed*: a random rank gets SIGKILL at a random moment. The time runs to the last rank's commit of the first step of
+the world that the rank came back to. A pair has one kill with the shim and one without it; there are `--pairs` pairs.
+Without the shim, taskd is a copy of the package that lacks its two libraries. It detects the death through a pidfd once
+the kernel has taken the process down, and breaks stuck collectives by a fallback in Python. All else is the same.
 
 *Stopped*: a random rank gets SIGSTOP while its black box shows it inside a collective, once the job's rhythm is known
 (250 steps). The collectives have torch's default timeout of 30 minutes. `hang_to_diagnosis_s` is the time to the
-journal's diagnosis, `diagnosis_to_step_s` that from there to the first step of all ranks.
+journal's diagnosis, `diagnosis_to_step_s` the time from there to the first step of all ranks.
 
-The last line has the medians. `share` is the time with the shim as a share of that without it. `phases_ms` are taskd's
-own, from its journal; `detect` is the time from the signal to the manager's knowledge. `taken_down_ms` is how long the
-kernel takes for the killed process, as its pidfd tells.
+The last line has the medians. `share` is the time with the shim as a share of the time without it. `phases_ms` are
+taskd's own, from its journal; `detect` is the time from the signal to the manager's detection. `taken_down_ms` is the
+kernel's time to free the killed process, by its pidfd.
 """
 
 import argparse
@@ -57,26 +57,26 @@ from taskd.runtime.box.blackbox import Box
 RHYTHM_STEPS = 250
 LARGE_STEPS = 50
 READY_S = 1.0
-"""So long a warm process has to take its page faults ahead."""
+"""Time for a warm process to take its page faults in advance, in seconds."""
 LIMIT_S = 120
 STOP_TRIES = 10_000
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One fault: seconds to the next step of all ranks, and where they went."""
+    """One fault: seconds to the next step of all ranks, and the phases in which they were spent."""
 
     rank: int
     total_s: float
     phases_ms: Mapping[str, float]
     taken_down_ms: float = 0.0
     diagnosis_s: float = 0.0
-    """From the fault to the diagnosis, of a hang."""
+    """Seconds from a hang to its diagnosis."""
     diagnosis: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PidfdClock:
-    """When a process was gone, told by a thread of its own."""
+    """Clock for the end of a process: a thread of its own waits for it."""
 
     def __init__(self, pid: int) -> None:
         self._pidfd = os.pidfd_open(pid)
@@ -89,7 +89,7 @@ class PidfdClock:
         self._gone_s = time.monotonic()
 
     def gone_s(self) -> float:
-        """Waits for it."""
+        """Wait for the end of the process; return its time."""
         self._thread.join()
         os.close(self._pidfd)
         assert self._gone_s is not None
@@ -105,7 +105,10 @@ class Running:
     journal: Journal
 
     def resumed_s(self, victim: int, dead: int, since_s: float) -> float:
-        """When all ranks had committed a step of the new world, and the recovery is in the journal."""
+        """Wait until all ranks have committed a step of the new world and the journal has the recovery.
+
+        Return the time of the last rank's commit.
+        """
         logs, what = self.logs, f"a step of all ranks after the loss of rank {victim}"
         self.job.await_until(lambda: logs.resumed_s(victim, dead, since_s) is not None, what, LIMIT_S)
         self.job.await_until(lambda: self.journal.count("recovered") > 0, "the journal's record", 10)
@@ -114,7 +117,7 @@ class Running:
         return resumed_s
 
     def phases_ms(self, victim: int, since_s: float) -> dict[str, float]:
-        """Of the recovery; `BenchmarkError` if it was not the one that is measured."""
+        """Return the phases of the recovery. Raise `BenchmarkError` unless it was in place, by a warm process."""
         record = self.journal.last("recovered")
         if record["restart"] or not record["warm"].get(str(victim)):
             raise BenchmarkError(f"not recovered in place by a warm process: {record['reason']}, see {self.job.log}")
@@ -123,7 +126,7 @@ class Running:
 
 @contextmanager
 def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int) -> Iterator[Running]:
-    """A job that has done so many steps; after 50 its ranks are large."""
+    """Yield a job that has made `steps` steps; after 50 its ranks are large."""
     logs, run_dir = StepLogs(directory / "steps", args.ranks), directory / "run"
     env = taskd_environment(run_dir) if shim else shimless_environment(run_dir, directory)
     command = torchrun(training(logs, args.step_ms, "--rss-gib", args.rss_gib), args.ranks)
@@ -137,7 +140,7 @@ def running(directory: Path, args: argparse.Namespace, *, shim: bool, steps: int
 
 
 def kill(directory: Path, args: argparse.Namespace, chance: random.Random, *, shim: bool) -> Recovery:
-    """Kill a rank of a job."""
+    """Kill a rank of a job; return its recovery."""
     with running(directory, args, shim=shim, steps=LARGE_STEPS) as it:
         time.sleep(READY_S + chance.uniform(0, 0.5))  # the random moment of the fault
         victim = chance.randrange(args.ranks)
@@ -152,7 +155,7 @@ def kill(directory: Path, args: argparse.Namespace, chance: random.Random, *, sh
 
 
 def stop(directory: Path, args: argparse.Namespace, chance: random.Random) -> Recovery:
-    """Stop a rank of a job inside a collective."""
+    """Stop a rank of a job inside a collective; return its recovery."""
     with running(directory, args, shim=True, steps=RHYTHM_STEPS) as it:
         time.sleep(READY_S + chance.uniform(0, 0.5))
         victim = chance.randrange(args.ranks)
@@ -173,12 +176,16 @@ def stop(directory: Path, args: argparse.Namespace, chance: random.Random) -> Re
 
 
 def diagnoses(journal: Journal, since_s: float) -> list[dict[str, Any]]:
-    """Those that ask for a recovery."""
+    """Return the diagnoses after `since_s` that require a recovery."""
     return [one for one in journal.all("diagnosis") if one["monotonic_s"] > since_s and one["kind"] != Kind.SLOW.name]
 
 
 def stop_in_collective(job: Job, pid: int) -> float:
-    """Stop the process when its box shows an open collective, and again until it is still open after that: when."""
+    """Stop the process while its box shows an open collective; return the time.
+
+    A stop counts only if the collective is still open after it. Otherwise the process continues and is checked again.
+    Raise `BenchmarkError` after `STOP_TRIES` checks.
+    """
     box = _box_of(job, pid)
     try:
         for _ in range(STOP_TRIES):
@@ -214,7 +221,7 @@ def _await_stop(pid: int) -> None:
 
 
 def compare_large(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
-    """`--pairs` times killed with the shim, killed without it, stopped; the medians in the last line."""
+    """Kill with the shim, kill without it, and stop, `--pairs` times; print each, and the medians in the last line."""
     ours: list[Recovery] = []
     bare: list[Recovery] = []
     stopped: list[Recovery] = []
@@ -235,7 +242,7 @@ def compare_large(directory: Path, args: argparse.Namespace, chance: random.Rand
 
 
 def as_fields(one: Recovery) -> dict[str, Any]:
-    """For a line of output."""
+    """Return the fields of one recovery for a line of output."""
     fields: dict[str, Any] = {"rank": one.rank, "total_s": round(one.total_s, 4), "phases_ms": one.phases_ms}
     if one.diagnosis:
         return {**fields, "hang_to_diagnosis_s": round(one.diagnosis_s, 4), "sentence": one.diagnosis["sentence"]}
@@ -243,7 +250,7 @@ def as_fields(one: Recovery) -> dict[str, Any]:
 
 
 def summary(ours: list[Recovery], bare: list[Recovery], stopped: list[Recovery]) -> dict[str, Any]:
-    """The last line."""
+    """Return the last line."""
     with_s, without_s = _median_s(ours), _median_s(bare)
     result: dict[str, Any] = {
         "with_shim_s": round(with_s, 4),

@@ -1,17 +1,18 @@
-"""What a check of healthy nodes costs, by warm processes and by cold ones.
+"""Duration of a check of healthy nodes, by warm processes and by cold ones.
 
     python -m benchmarks.nodecheck --nodes 4 --pairs 5 --json
 
 Method. The nodes are network namespaces of this machine (`tests/nodes.py`; needs root), joined by a bridge, with one
-rank each. A job of them stands still (`scripts/idle.py`), each node with one warm standby. Warm and cold checks are
-made by turns:
+rank each. Their job stands still (`scripts/idle.py`), and each node has one warm standby. Warm and cold checks are made
+in turn:
 
-- warm: `taskd check --manager`: the manager orders a check, standbys of all nodes do it, the manager judges. `warm_s`
-  is the manager's own figure, from the order to the diagnosis, further rounds included (`warm_rounds`).
+- warm: `taskd check --manager`. The manager orders a check, the standbys of all nodes perform it, and the manager
+  judges. `warm_s` is the manager's own figure, from the order to the diagnosis. It includes further rounds
+  (`warm_rounds`).
 - cold: the same probes and the same trials by `python -m taskd.adaptors.nodecheck`, started on all nodes at once.
-  `cold_s` is from their start to the last one's end, `cold_work_s` what the slowest of them worked after its imports.
+  `cold_s` runs from their start to the last one's end. `cold_work_s` is the slowest one's work after its imports.
 
-All nodes share this machine's cores: on machines of their own both would be shorter. The last line has the medians;
+All nodes share this machine's cores: on machines of their own both would be shorter. The last line has the medians.
 `ratio` is cold over warm.
 """
 
@@ -49,7 +50,7 @@ _MANAGER = (
 
 
 def main() -> int:
-    """Measure and print; 0 if it could be measured."""
+    """Measure and print; return 1 if the measurement failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.nodecheck", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -70,7 +71,7 @@ def main() -> int:
 
 
 class Bench:
-    """The nodes, their idle job, and what is done with them."""
+    """The nodes, their idle job, and the checks of them."""
 
     def __init__(self, nodes: Nodes, folder: Path) -> None:
         self.nodes, self.folder = nodes, folder
@@ -79,7 +80,7 @@ class Bench:
         self.env: dict[str, str | None] = {**taskd_environment(self.run_dir), **more}
 
     def measure(self, pairs: int, *, as_json: bool) -> dict[str, Any]:
-        """Warm and cold by turns; the medians."""
+        """Make warm and cold checks in turn; return the medians."""
         self._start()
         warm, cold, work, rounds = [], [], [], []
         for pair in range(pairs):
@@ -129,7 +130,7 @@ class Bench:
             time.sleep(LOOK_S)
 
     def _start_store(self, number: int) -> None:
-        """A store for the cold trials of this node with the next."""
+        """Start a store for the cold trials of this node with the next one."""
         self.nodes[number].start(["sh", "-c", f'sleep infinity | {sys.executable} -c "$0"', _STORE], env=self.env)
 
     def _warm_nodes(self) -> int:
@@ -151,7 +152,7 @@ class Bench:
         return found
 
     def _cold(self, pair: int) -> tuple[float, float]:
-        """Seconds from the start of the processes to the end of the last, and what the slowest worked."""
+        """Return the seconds from the processes' start to the last one's end, and those of the slowest one's work."""
         orders = [self._order(node.number, pair) for node in self.nodes]
         begun_s = time.monotonic()
         started = []

@@ -1,26 +1,26 @@
-"""How long a lost node holds up a job of several nodes: taskd with a spare waiting, and torchrun's own elastic restart.
+"""Recovery time of a job that loses one of its nodes: taskd with a waiting spare, and torchrun's elastic restart.
 
     python -m benchmarks.recovery --nodes 3 --pairs 2 --json
 
-Method. The nodes are network namespaces of this machine (`tests/nodes.py`; needs root), one torchrun and one rank in
-each, and one more node than the job needs. `scripts/train.py` trains until, at a random moment, all processes of node 1
-are killed at once. The time is that from the kill to the commit, by the last rank, of the first step of the world
+Method. The nodes are network namespaces of this machine (`tests/nodes.py`; needs root), with one torchrun and one rank
+in each. There is one more node than the job needs. `scripts/train.py` trains until, at a random moment, all processes
+of node 1 are killed at once. The time runs from the kill to the last rank's commit of the first step of the world
 without the dead node. Node 0 stays: it has torchrun's rendezvous store, and taskd's manager.
 
 - taskd: `torchrun --nnodes=N+1` with a manager of N places, so the last node waits as a spare. All settings are the
   defaults; nothing is saved. The kill comes when the spare has a warm process.
 - torchrun: the c10d rendezvous with its defaults, `--max-restarts=3`, and `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`,
-  without which a restart seldom works. Rank 0 saves a checkpoint after every step and all go on from it. The node
-  beyond N is used in one of two ways (`--stock-nnodes`): `N` keeps it waiting until a member is gone, as taskd's spare
-  does (the default); `N:N+1` trains on all N+1 and goes on with N. A job that has not recovered within `--limit-s`,
-  or that ends, counts as that long, which is a lower bound, and its time is printed as ">LIMIT".
+  without which a restart seldom works. Rank 0 saves a checkpoint after every step, and all ranks continue from it.
+  `--stock-nnodes` sets the use of the node beyond N. With `N` (the default) it waits until a member is gone, as taskd's
+  spare does. With `N:N+1` the job trains on all N+1 nodes and continues with N. A job that ends, or does not recover
+  within `--limit-s`, counts with that limit. This is a lower bound, and the time is printed as ">LIMIT".
 
-The script imports nothing but torch. A spare has seen no rank, so what else a script imports is imported after the
-fault, unless `TASKD_PRELOAD` names it.
+The script imports nothing but torch. A spare has run no rank. So further imports of a script take place after the
+fault, unless `TASKD_PRELOAD` names them.
 
-`detect_s` is the time from the kill to the manager's knowledge that something is wrong, `lost_s` to its decision to
-give the place of the dead node away. After the pairs, node 1 of one more job under taskd loses its power: no packet
-tells its peers (`power_off`). The last line has the medians; `ratio` is torchrun over taskd.
+`detect_s` is the time from the kill until the manager detects a fault. `lost_s` is the time from the kill until the
+manager decides to give the dead node's place away. After the pairs, node 1 of one more job under taskd loses its power:
+no packet informs its peers (`power_off`). The last line has the medians. `ratio` is torchrun over taskd.
 """
 
 import argparse
@@ -62,7 +62,7 @@ RECORD_LIMIT_S = 10
 
 @dataclass(frozen=True)
 class Loss:
-    """A node lost under taskd: the times in seconds, and whether the spare's process was a warm one."""
+    """A node lost under taskd: the times in seconds, and whether the spare's process was warm."""
 
     taskd_s: float
     detect_s: float
@@ -72,17 +72,17 @@ class Loss:
 
 
 class NodeLogs(StepLogs):
-    """The ranks' logs of a job on several nodes: processes of different nodes may have the same pid.
+    """Logs of the ranks of a job on several nodes, where processes of different nodes may have the same pid.
 
-    So a process is told from the one before it by its line of start. No two processes of a rank write at once.
+    So a `start` line marks where the next process of a rank begins. No two processes of a rank write at once.
     """
 
     def all_at(self, step: int) -> bool:
-        """Whether the newest process of every rank has committed this step."""
+        """Return whether the newest process of every rank has committed this step."""
         return all(step in steps for _, steps in map(self.newest, range(self._ranks)))
 
     def newest(self, rank: int) -> tuple[float, dict[int, float]]:
-        """When the newest process of a rank started, and when it committed which step."""
+        """Return the start time of a rank's newest process, and the commit time of each of its steps."""
         started_s, steps = 0.0, dict[int, float]()
         for words in self._lines(rank):
             if words[0] == "start":
@@ -92,9 +92,9 @@ class NodeLogs(StepLogs):
         return started_s, steps
 
     def world_resumed_s(self, ranks: int, fresh: Collection[int], killed_s: float) -> float | None:
-        """When all ranks had committed the first step of the world after the kill; None if not yet.
+        """Return the time of the last rank's commit of the new world's first step; None if it is still missing.
 
-        That world has so many `ranks`, and those that are `fresh` have a new process in it.
+        The new world is the one after the kill. It has `ranks` ranks, and each rank in `fresh` has a new process in it.
         """
         newest = [self.newest(rank) for rank in range(ranks)]
         if any(newest[rank][0] < killed_s for rank in fresh):
@@ -105,7 +105,7 @@ class NodeLogs(StepLogs):
 
 
 def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Random, *, power_off: bool = False) -> Loss:
-    """Lose a node of a job under taskd that has a spare."""
+    """Lose a node of a job under taskd that has a spare; return the times."""
     logs, journal = NodeLogs(directory / "steps", args.nodes), Journal(directory / "run")
     env = {**taskd_environment(directory / "run"), "TASKD_SECRET": SECRET, "TASKD_MANAGER": "node0:9601"}
     options = [f"--nnodes={args.nodes + 1}", "--master-addr=node0", f"--master-port={PORT}"]
@@ -134,7 +134,7 @@ def measure_taskd(directory: Path, args: argparse.Namespace, chance: random.Rand
 
 
 def moments(journal: Journal, record: Mapping[str, Any], killed_s: float) -> tuple[float, float]:
-    """Seconds from the kill to the manager's first knowledge, and to its order that replaces the node."""
+    """Return the seconds from the kill to the manager's detection, and to its order that replaces the node."""
     orders = [event["monotonic_s"] for event in journal.all("directive") if event["order"] == "pause"]
     after = [time_s for time_s in orders if killed_s < time_s]
     if not after:
@@ -143,7 +143,10 @@ def moments(journal: Journal, record: Mapping[str, Any], killed_s: float) -> tup
 
 
 def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Random) -> float | None:
-    """Lose a node of a job under stock torchrun that has one more than it needs: seconds; None: not recovered."""
+    """Lose a node of a job under stock torchrun that has one more node than it needs.
+
+    Return the seconds of the recovery; None if the job did not recover.
+    """
     spare = args.stock_nnodes == str(args.nodes)
     members = args.nodes + (not spare)
     logs = NodeLogs(directory / "steps", members)
@@ -155,7 +158,7 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
         torchruns = [start(node, directory, options, env, words) for node in list(nodes)[:members]]
         job = Job(torchruns[0], directory)
         job.await_training(logs)
-        if spare:  # it comes when all places are taken, and says only in its debug log that it waits
+        if spare:  # it comes when all places are taken, and only its debug log shows that it waits
             start(nodes[args.nodes], directory, options, {**env, "TORCH_LOGS": "+distributed"}, words)
             waits = directory / f"{nodes[args.nodes].name}.log"
             job.await_until(lambda: "to the redundancy list" in waits.read_text(), "a waiting node", START_LIMIT_S)
@@ -166,7 +169,7 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
 
 
 def only(env: Mapping[str, str]) -> dict[str, str | None]:
-    """This environment, and nothing of the one of this process."""
+    """Return the environment of a node's process: `env`, and no variable of this process."""
     return {**dict.fromkeys(os.environ), **env, "TMPDIR": "/run/tmp", "GLOO_SOCKET_IFNAME": "eth0"}
 
 
@@ -191,12 +194,12 @@ def start_manager(node: Node, directory: Path, places: int, env: Mapping[str, st
 
 
 def waiting(journal: Journal) -> set[str]:
-    """The nodes that have waited for a place."""
+    """Return the hosts of the nodes that have waited for a place."""
     return {event["host"] for event in journal.all("node waits")}
 
 
 def has_standby(node: Node) -> bool:
-    """Whether the template of a node has forked: a standby has its command line."""
+    """Return whether the template of a node has forked: a standby has the template's command line."""
     commands = (Path(f"/proc/{pid}/cmdline") for pid in node.pids().values())
     count = 0
     for command in commands:
@@ -206,7 +209,7 @@ def has_standby(node: Node) -> bool:
 
 
 def lose(node: Node, chance: random.Random, *, power_off: bool = False) -> float:
-    """Lose a node at a random moment: the time."""
+    """Lose a node at a random moment; return the time."""
     time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
     killed_s = time.monotonic()
     if power_off:
@@ -217,15 +220,18 @@ def lose(node: Node, chance: random.Random, *, power_off: bool = False) -> float
 
 
 def await_world(job: Job, resumed_s: Callable[[], float | None], limit_s: float) -> float | None:
-    """When all ranks had committed a step of the new world; None if not within the limit, or if the job ended."""
+    """Wait until all ranks have committed a step of the new world; return that time.
+
+    Return None if that did not happen within the limit, or if the job ended.
+    """
     end_s = time.monotonic() + limit_s
     while (found_s := resumed_s()) is None and time.monotonic() < end_s and not job.ended:
-        time.sleep(LOOK_S)  # the job tells of itself by files alone
+        time.sleep(LOOK_S)  # files are the job's only reports
     return found_s
 
 
 def compare_nodes(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
-    """`--pairs` times stock and taskd, and a node without power; prints each, and the medians in the last line."""
+    """Measure stock and taskd `--pairs` times, then a node without power; print each, and the medians at the end."""
     stock, ours = [], []
     try:
         for pair in range(args.pairs):
@@ -242,7 +248,7 @@ def compare_nodes(directory: Path, args: argparse.Namespace, chance: random.Rand
 
 
 def summary(stock: list[float | None], ours: list[Loss], off: Loss, args: argparse.Namespace) -> dict[str, object]:
-    """The last line. A job that did not recover counts as its limit."""
+    """Return the last line. A job that did not recover counts with the limit."""
     torchrun_s = statistics.median(args.limit_s if one_s is None else one_s for one_s in stock)
     taskd_s = statistics.median(one.taskd_s for one in ours)
     names = [name for name in ours[0].phases_ms if all(name in one.phases_ms for one in ours)]
@@ -263,10 +269,10 @@ def summary(stock: list[float | None], ours: list[Loss], off: Loss, args: argpar
 
 
 def shown_s(time_s: float | None, limit_s: float) -> float | str:
-    """Seconds, or ">LIMIT"."""
+    """Return the seconds, or ">LIMIT" if there are none."""
     return f">{limit_s:g}" if time_s is None else round(time_s, 4)
 
 
 def listed(entry: Mapping[str, object]) -> str:
-    """A line's fields, for people."""
+    """Return a line's fields as text for people."""
     return ", ".join(f"{name} {value}" for name, value in entry.items())

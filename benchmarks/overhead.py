@@ -1,29 +1,30 @@
-"""What taskd costs a job in which nothing fails.
+"""Cost of taskd to a job in which nothing fails.
 
     python -m benchmarks.overhead --json
     python -m benchmarks.overhead --trainer hf --json     (see `trainer_overhead.py`)
 
-- `step_overhead`: how much longer a step of 10 ms takes with taskd, as a share. A worker of a real job with everything
-  switched on (agent that follows progress and pace, control thread, black box, clocks, position file) trains in turns
-  of a few steps: with taskd's hooks and a commit after each step, then without them, then again (`scripts/steps.py`).
-  A turn counts with the median of its steps, a pair of turns with the quotient of the two; the figure is the median of
-  the pairs of all jobs, less 1. One pair says little: on a shared machine they scatter by 3 %. `step_overhead_interval`
-  holds the median over all jobs with some 94 % (5 jobs) or 96 % (8), from the order statistics of the jobs' medians:
-  jobs differ by more than their pairs show, since their memory lies differently. `step_overhead_cpu` is that median
-  of the pairs from the processor time of the training thread. Two jobs side by side, one under plain torchrun, cannot
-  show it: two plain ones were seen to differ by 5 to 30 % by mere chance, since their memory lies differently.
-- `commit_us`: median of `state.commit()` in those turns. The step before has emptied the caches of the processor, as a
+- `step_overhead`: additional time of a step of 10 ms with taskd, as a share. A worker of a real job trains with
+  everything switched on: agent that follows progress and pace, control thread, black box, clocks, position file. It
+  trains in turns of a few steps (`scripts/steps.py`): with taskd's hooks and a commit after each step, then without
+  them, then again. A turn counts with the median of its steps, a pair of turns with the quotient of the two. The figure
+  is the median of the pairs of all jobs, less 1. One pair means little: on a shared machine they scatter by 3 %.
+- `step_overhead_interval`: interval of the median over all jobs, with some 94 % (5 jobs) or 96 % (8), from the order
+  statistics of the jobs' medians. Jobs differ by more than their pairs show, since their memory lies differently.
+- `step_overhead_cpu`: the same median of the pairs, from the processor time of the training thread. Two jobs side by
+  side, one of them under plain torchrun, cannot show an overhead. Two plain jobs differed by 5 to 30 % by mere chance,
+  since their memory lies differently.
+- `commit_us`: median of `state.commit()` in these turns. The step before has emptied the caches of the processor, as a
   real one does. `commit_standalone_us` is the same in a loop, without an agent (see `commit.py`).
-- `checked_commit_us`: how much longer a commit takes than in a job with `TASKD_SELF_CHECK=off`, behind the first 80
-  steps: difference of the medians. Nothing of the self-check runs between commits then.
-- `constructor_us`: what the preloaded gate costs a process in which it is inert (see `constructor.py`).
-- `background`: processor time of all threads of the rank other than the one that trains, as a share of one core, from
+- `checked_commit_us`: additional time of a commit over a job with `TASKD_SELF_CHECK=off`, after the first 80 steps, as
+  the difference of the medians. No part of the self-check runs between commits then.
+- `constructor_us`: cost of the preloaded gate to a process in which it is inert (see `constructor.py`).
+- `background`: processor time of all threads of the rank except the training thread, as a share of one core, from
   /proc; and the same for plain torchrun. `beside` is that of all other processes of the job: torchrun with the manager,
   and warm processes.
 
-`--quick` asks for fewer pairs: the interval is wider.
+`--quick` measures fewer pairs, so the interval is wider.
 
-The work is that of one rank: what taskd adds to a step is local to a rank and does not depend on their number.
+The work is that of one rank: taskd's addition to a step is local to a rank and does not depend on the number of ranks.
 """
 
 import argparse
@@ -53,7 +54,7 @@ from benchmarks.trainers.names import LIBRARIES
 
 SCRIPT = ROOT / "benchmarks" / "scripts" / "steps.py"
 _FIRST = 80
-"""Steps behind which a job that checks itself has looked at all that it looks at in each commit."""
+"""First steps of a job, left out: its self-check inspects something at each of their commits."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _USUAL = {"repeats": 8, "pairs": 500, "steps": 3, "samples": 200}
 _QUICK = {"repeats": 4, "pairs": 60, "steps": 3, "samples": 50}
@@ -63,7 +64,7 @@ _TRAINER_USUAL = {"repeats": 2, "pairs": 12, "steps": 30, "samples": 0}
 def measure_job(
     directory: Path, args: argparse.Namespace, *, taskd: bool, checks: bool = True
 ) -> tuple[dict[str, list[float]], tuple[float, float]]:
-    """Run one job: what its rank found, and the shares of a core of its other threads and of all other processes."""
+    """Run one job; return its rank's results, and the shares of a core of its other threads and other processes."""
     directory.mkdir()
     go, out = directory / "go", directory / "out.json"
     os.mkfifo(go)
@@ -75,7 +76,7 @@ def measure_job(
         if taskd:
             journal = Journal(directory / "run")
             job.await_warm(journal)
-        go.write_bytes(b"go")  # blocks until the rank has come as far
+        go.write_bytes(b"go")  # blocks until the rank reads it
         rank = int(out.with_suffix(".pid").read_text())
         begun_s, used = time.monotonic(), (beside_training_s(rank), beside_rank_s(job.pid, rank))
         last_s, last_used = begun_s, used
@@ -91,13 +92,13 @@ def measure_job(
 
 
 def beside_training_s(rank: int) -> float:
-    """Processor time of all threads of a process but its first, those that have ended among them."""
+    """Return the processor time, in seconds, of all threads of a process but its first, ended ones included."""
     process, thread = _stat(f"/proc/{rank}/stat"), _stat(f"/proc/{rank}/task/{rank}/stat")
     return (_used(process[11:13]) - _used(thread[11:13])) / _TICKS_PER_S
 
 
 def beside_rank_s(root: int, rank: int) -> float:
-    """Processor time of a process and its descendants, but for one of them."""
+    """Return the processor time, in seconds, of a process and its descendants, except the rank."""
     return sum(_used(_stat(f"/proc/{pid}/stat")[11:15]) for pid in _tree(root) if pid != rank) / _TICKS_PER_S
 
 
@@ -106,7 +107,7 @@ def _used(ticks: list[str]) -> int:
 
 
 def _tree(root: int) -> list[int]:
-    """A process and its descendants."""
+    """Return a process and its descendants."""
     children: dict[int, list[int]] = {}
     for directory in Path("/proc").glob("[0-9]*"):
         fields = _stat(f"{directory}/stat")
@@ -120,7 +121,7 @@ def _tree(root: int) -> list[int]:
 
 
 def _stat(path: str) -> list[str]:
-    """The fields from the state on; none if the process has gone."""
+    """Return the fields from the state on; none if the process has gone."""
     try:
         return Path(path).read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -128,7 +129,7 @@ def _stat(path: str) -> list[str]:
 
 
 def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures: the last line."""
+    """Measure all figures; return the last line."""
     pooled: dict[str, list[float]] = {}
     shares: list[tuple[float, float]] = []
     of_jobs: list[float] = []
@@ -169,7 +170,7 @@ def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trainer", choices=LIBRARIES, help="measure a training with this library instead")
     parser.add_argument("--repeats", type=int, help="jobs (default 8; with a trainer 2)")
@@ -191,7 +192,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen."""
+    """Measure; return 1 if the event to measure did not happen."""
     args = arguments(words)
 
     def told(directory: Path) -> None:

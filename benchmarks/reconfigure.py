@@ -1,7 +1,8 @@
-"""Forming a world again: by a new gloo group, and by reconfiguring the one there is (torch 2.15 and later).
+"""Time to form a world again: by a new gloo group, and by reconfiguring the present one (torch 2.15 and later).
 
-Run as `python -m benchmarks.reconfigure` with such a torch. Four ranks meet in a store, then form and make one
-all_reduce: that is timed on rank 0, 30 times each, in one run. The floor is the new group, which is what taskd makes.
+Run as `python -m benchmarks.reconfigure` with such a torch. Four ranks meet in a store, form the group, and make one
+all_reduce. Forming and all_reduce are timed on rank 0, 30 times each way, in one run. The floor is the new group, as
+taskd makes it.
 """
 
 import argparse

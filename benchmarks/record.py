@@ -1,9 +1,10 @@
-"""Measures the figures of one command again, and writes them into `figures.json` and the pages.
+"""New measurement of one command's figures, written into `figures.json` and the pages.
 
     python -m benchmarks.record python -m benchmarks.heap --json
 
-The command is one of `figures.json`, run as it stands there. Its output is shown; its last line has the figures. If
-the command fails, or a figure is missing, nothing is written. `scripts/figures.sh` runs all headline commands.
+The command must be one of `figures.json`, and runs as written there. Its output is shown, and its last line has the
+figures. If the command fails, or a figure is missing, nothing is written. `scripts/figures.sh` runs all headline
+commands.
 """
 
 import argparse
@@ -58,7 +59,7 @@ def today() -> str:
 
 
 def record(command: str, where: str, path: Path = FILE) -> Run:
-    """Measure and record the figures of one command. Raise `FigureError`."""
+    """Measure and record the figures of one command. Raise `FigureError` if it is unknown, fails, or lacks a figure."""
     runs = read_runs(path)
     known = {run.command: place for place, run in enumerate(runs)}
     if command not in known:
@@ -75,7 +76,7 @@ def write_pages() -> int:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, and write file and pages; return 1 if nothing was written."""
+    """Measure, and write the file and the pages; return 1 if nothing was written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--machine", default=machine(), help="kind of machine (default: %(default)s)")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="a command of figures.json")

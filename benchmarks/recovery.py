@@ -1,4 +1,4 @@
-"""How long a killed rank holds up a job: stock torchrun, taskd, and the floor, measured in turn.
+"""Recovery time after the kill of a rank: stock torchrun, taskd, and the floor, measured in turn.
 
     python -m benchmarks.recovery --pairs 5 --json
     python -m benchmarks.recovery --pairs 5 --at-once 2 --json
@@ -6,29 +6,30 @@
     python -m benchmarks.recovery --nodes 3 --pairs 2 --json
     python -m benchmarks.recovery --rss-gib 1 --json
 
-Method. `scripts/train.py` is run with 4 ranks by `torchrun --standalone`, first stock, then under taskd, as often as
-`--pairs` says. Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment.
-The time is that from the kill to the commit, by the last rank, of the first step of the world that the killed rank came
-back to. Under taskd it is done `--kills` times in each job, each time once a warm process waits and has done all it
-does ahead. Under stock torchrun the script saves a checkpoint after every step and goes on from it; stock gets
+Method. `scripts/train.py` runs with 4 ranks by `torchrun --standalone`, first stock, then under taskd, `--pairs` times.
+Once it trains (under taskd: once a warm process waits), a random rank gets SIGKILL at a random moment. The time runs
+from the kill to the last rank's commit of the first step of the world that the killed rank came back to. A job under
+taskd gets `--kills` kills, each once a warm process waits and has finished its preparations. Under stock torchrun the
+script saves a checkpoint after every step and continues from it. Stock torchrun gets
 `TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, without which it seldom recovers at all. Under taskd nothing is saved.
 
-The floor, measured after each pair with as many kills: bare processes with a warm one in reserve for each kill, whose
-model is already built, death seen through a pidfd, the group destroyed and made anew on a known store that the parent
-hosts, one all-reduce, one step; no agent, no manager, no set-up of a script, no transfer of state (see `floor.py`).
+The floor is measured after each pair, with as many kills, by bare processes (see `floor.py`). For each kill a warm
+process is in reserve, whose model is already built. A death is detected through a pidfd. The group is destroyed and
+formed anew on a known store that the parent hosts. One all-reduce and one step follow. There is no agent, no manager,
+no set-up of a script, and no transfer of state.
 
-The last line has the medians: `ratio` is stock over taskd, `phases_ms` are taskd's own from its journal (`detect` is
-the time from the kill to the manager's knowledge). `pause` and `replace` run side by side. `--stock-pairs` leaves
-stock torchrun out of the later pairs, or of all (0). `--bound` makes the exit status 1 if `over_floor` is above it.
+The last line has the medians. `ratio` is stock over taskd. `phases_ms` are taskd's own from its journal (`detect` is
+the time from the kill to the manager's detection). `pause` and `replace` run side by side. `--stock-pairs` measures
+stock torchrun in the first pairs only, or in none (0). The exit status is 1 if `over_floor` is above `--bound`.
 
-`--at-once` also kills so many random ranks together, once in each pair, in a further job under taskd. A warm process
+`--at-once` also kills several random ranks together, once in each pair, in a further job under taskd. A warm process
 and one in reserve wait there as by default. `at_once_s` is the median, `over_one` its ratio to `taskd_s`.
 
-`--stock-defaults` leaves torchrun as it comes and counts how many jobs went on after their first restart; taskd is
-given the same command.
+`--stock-defaults` leaves torchrun's defaults unchanged and counts the jobs that continued after their first restart.
+taskd gets the same command.
 
-`--nodes` kills a whole node, of a job of several, instead (see `nodes.py`). `--rss-gib` kills, and stops, ranks that
-hold so much memory, with the shim and without it (see `large.py`).
+`--nodes` kills a whole node of a job of several nodes instead (see `nodes.py`). `--rss-gib` kills and stops ranks that
+hold this much memory, with the shim and without it (see `large.py`).
 """
 
 import argparse
@@ -77,7 +78,7 @@ class Fault:
 
 
 def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Random) -> Fault:
-    """Kill a rank of a job under stock torchrun."""
+    """Kill a rank of a job under stock torchrun; return the fault."""
     logs = StepLogs(directory / "steps", args.ranks)
     words = training(logs, args.step_ms, "--checkpoint", directory / "checkpoint")
     env = {**stock_environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -90,9 +91,10 @@ def measure_stock(directory: Path, args: argparse.Namespace, chance: random.Rand
 def measure_taskd(
     directory: Path, args: argparse.Namespace, chance: random.Random, kills: int, count: int = 1, more: Words = ()
 ) -> list[Fault]:
-    """Kill a rank of a job under taskd, or several together, `kills` times; `rank` is the lowest of them.
+    """Kill `count` ranks of a job under taskd together, `kills` times; return the faults, each with its lowest rank.
 
-    `more` are further words of the script's command line. What a process takes to build its objects does not count.
+    `more` are further words of the script's command line. The time that a process takes to build its objects does not
+    count.
     """
     logs = StepLogs(directory / "steps", args.ranks)
     journal = Journal(directory / "run")
@@ -116,14 +118,14 @@ def measure_taskd(
 
 
 def kill(logs: StepLogs, chance: random.Random, ranks: int) -> tuple[int, int, float]:
-    """Kill a random rank at a random moment: the rank, its process, the time."""
+    """Kill a random rank at a random moment; return the rank, its process, and the time."""
     victims, killed_s = kill_together(logs, chance, ranks, 1)
     [(victim, dead)] = victims.items()
     return victim, dead, killed_s
 
 
 def kill_together(logs: StepLogs, chance: random.Random, ranks: int, count: int) -> tuple[dict[int, int], float]:
-    """Kill so many random ranks at a random moment: the process of each, the time."""
+    """Kill `count` random ranks at a random moment; return the process of each, and the time."""
     time.sleep(chance.uniform(0.2, 0.7))  # the random moment of the fault
     victims = {rank: logs.starts(rank)[-1] for rank in chance.sample(range(ranks), count)}
     killed_s = time.monotonic()
@@ -133,7 +135,7 @@ def kill_together(logs: StepLogs, chance: random.Random, ranks: int, count: int)
 
 
 def await_resumed(job: Job, logs: StepLogs, victim: int, dead: int, killed_s: float) -> float:
-    """When all ranks had committed a step of the new world."""
+    """Wait until all ranks have committed a step of the new world; return the time of the last commit."""
     what = f"a step of all ranks after the loss of rank {victim}"
     job.await_until(lambda: logs.resumed_s(victim, dead, killed_s) is not None, what, RECOVERY_LIMIT_S)
     resumed_s = logs.resumed_s(victim, dead, killed_s)
@@ -192,7 +194,7 @@ def median_phases_ms(faults: list[Fault]) -> dict[str, float]:
 
 
 def summary(stock: list[Fault], ours: list[list[Fault]], floors: list[list[float]]) -> dict[str, Any]:
-    """Return the last line of the comparison, from the faults of each job; without stock's part if there is none."""
+    """Return the last line, from the faults of each job; without stock torchrun's part if it was not measured."""
     all_of_ours = list(chain(*ours))
     taskd_s, floor = median_s(all_of_ours), statistics.median(chain(*floors))
     result: dict[str, Any] = {}
@@ -231,7 +233,7 @@ def summary_at_once(ours: list[Fault], together: list[Fault]) -> dict[str, objec
 
 
 def count_first_restarts(directory: Path, args: argparse.Namespace, chance: random.Random) -> None:
-    """`--runs` times each: did the job go on after its first restart?"""
+    """Count the jobs that continue after their first restart, of `--runs` under stock torchrun and under taskd."""
     recovered = {"stock": 0, "taskd": 0}
     for run in range(args.runs):
         for kind in recovered:
@@ -246,7 +248,7 @@ def count_first_restarts(directory: Path, args: argparse.Namespace, chance: rand
 
 
 def try_once(home: Path, env: Mapping[str, str], args: argparse.Namespace, chance: random.Random) -> tuple[bool, str]:
-    """Kill one rank: whether all ranks went on with no more than one new process each, and what was seen."""
+    """Kill one rank; return whether all ranks continued, with at most one new process each, and a text about it."""
     logs = StepLogs(home / "steps", args.ranks)
     words = training(logs, args.step_ms, "--checkpoint", home / "checkpoint")
     with started(torchrun(words, args.ranks), env, home / "job.log") as job:
@@ -270,7 +272,7 @@ def try_once(home: Path, env: Mapping[str, str], args: argparse.Namespace, chanc
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, help="how often stock and taskd in turn (default 5, with --nodes 2)")
     parser.add_argument("--stock-pairs", type=int, help="pairs in which stock torchrun is measured too (default: all)")
@@ -312,7 +314,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure; 1 if what was to be measured did not happen."""
+    """Measure; return 1 if the event to measure did not happen."""
     args = arguments(words)
     measure = compare
     if args.nodes is not None:

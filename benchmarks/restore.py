@@ -1,12 +1,15 @@
-"""How fast a state comes from a peer: `python -m benchmarks.restore --json`.
+"""Speed of a state's transfer from a peer: `python -m benchmarks.restore --json`.
 
-Method. Two ranks over gloo on this machine; rank 1 gets the state (Adam on plain layers) from rank 0 by the call that a
-recovery makes: folding, digests on both sides, the bytes, unfolding. The floor is the link's own: as many bytes by bare
-broadcasts of 64 MiB, in the same processes, in turn. `share` is the median of the turns' quotients, so that neighbours
-which slow down both count for little; the others are medians, too.
+Method. Two ranks use gloo on this machine. Rank 1 gets the state (Adam on plain layers) from rank 0 by the call that a
+recovery makes: folding, digests on both sides, the bytes, unfolding. The floor is the link's own speed: as many bytes
+by bare broadcasts of 64 MiB, in the same processes, in turn.
 
-For each size a line, and the last line has all: `share` of the link's speed that the restore has, `gb_s` of the link,
-and `extra_mb`, the memory that either rank needs on top at most.
+Each size has a line, and the last line has all sizes:
+
+- `share`: speed of the restore as a share of the link's. It is the median of the turns' quotients, so neighbours that
+  slow down both count for little.
+- `gb_s`: speed of the link, from the median time.
+- `extra_mb`: most additional memory that either rank needs.
 """
 
 import argparse
@@ -25,7 +28,7 @@ _TIMES, _TIMES_OF_SMALL, _SMALL_GB = 3, 15, 0.5
 
 
 def measure(directory: Path, size_gb: float, times: int) -> dict[str, Any]:
-    """One size."""
+    """Restore a state of one size `times` times; return the figures."""
     words: list[object] = [ROOT / "benchmarks" / "scripts" / "restore.py", directory, size_gb * 1e3, times]
     with started(torchrun(words, 2), stock_environment(), directory / "job.log") as job:
         job.wait(_LIMIT_S)
@@ -45,7 +48,7 @@ def measure(directory: Path, size_gb: float, times: int) -> dict[str, Any]:
 
 
 def compare(directory: Path, args: argparse.Namespace) -> None:
-    """Each size, and all in the last line."""
+    """Measure each size; print each, and all in the last line."""
     results = []
     for size_gb in args.gb or (_QUICK_GB if args.quick else _GB):
         times = args.times or (_TIMES_OF_SMALL if size_gb < _SMALL_GB else _TIMES)

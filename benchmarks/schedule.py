@@ -1,10 +1,11 @@
-"""How an uneven job spends its time: generated from a seed, the same for a simulated job and for a real one.
+"""Schedule of an uneven job: generated from a seed, the same for a simulated job and for a real one.
 
 Rules:
 
-1. Lengths are in usual steps. The first step takes 30; after every 50th comes an evaluation of 5 to 20, after every
-   100th a checkpoint of 3 to 12; now and then, about once in 40 steps, one takes 10. All jitter by a fifth.
-2. Nobody announces anything.
+1. Lengths are in usual steps. The first step takes 30, and about one step in 40 takes 10. After every 50th step comes
+   an evaluation of 5 to 20, after every 100th a checkpoint of 3 to 12. Steps vary by a fifth, evaluations and
+   checkpoints by a tenth.
+2. Nothing is announced to taskd.
 """
 
 import random
@@ -22,7 +23,7 @@ _JITTER: Final = 0.2
 
 @dataclass(frozen=True)
 class Step:
-    """One step and what follows its commit. `slow` is whether it is one of the slow ones."""
+    """One step, and the evaluation and checkpoint after its commit. `slow` is True for a slow step."""
 
     number: int
     work: float
@@ -32,7 +33,7 @@ class Step:
 
 
 def steps(seed: int) -> Iterator[Step]:
-    """Without end, from step 1 on."""
+    """Yield steps without end, from step 1 on."""
     dice = random.Random(seed)
     evaluation, checkpoint = dice.uniform(5, 20), dice.uniform(3, 12)
     next_slow = dice.randrange(2, 2 * _SLOW_STEPS)

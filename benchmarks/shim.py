@@ -1,21 +1,20 @@
-"""What the shim costs, call by call.
+"""Cost of the shim, call by call.
 
     python -m benchmarks.shim --json
 
-- `clock_ns`: one reading of the clock, the floor: a write needs one, a note two.
-- `write_ns`: the phase of a worker, put down with its time. `note_ns`: one operation in the ring, begun and ended.
-- `nccl_note_ns`, `gloo_note_ns`: how much longer a collective takes through its hooks (communicator found, number,
-  bytes, begin and end) than without the shim. The library behind the hooks does nothing, so nothing hides the cost;
-  with gloo that is the making of a buffer, the collective, and its first transfer. `notes_within_1_us` says whether
-  both are within the bound that they are held to.
+- `clock_ns`: one reading of the clock, the floor. A write needs one reading, a note two.
+- `write_ns`: a record of a worker's phase, with its time. `note_ns`: one operation in the ring, begun and ended.
+- `nccl_note_ns`, `gloo_note_ns`: additional time of a collective through its hooks (communicator found, number, bytes,
+  begin and end). The library behind the hooks does nothing, so nothing hides the cost. With gloo, a collective is the
+  making of a buffer, the collective, and its first transfer. `notes_within_1_us`: both are within that bound.
 - `constructor_us`: the preloaded gate in a process in which it is inert (see `constructor.py`).
-- `attach_us`: a worker takes its box: beat thread, signal chain, unwinder. The least of all processes: the new thread
-  waits for a core on a busy machine.
-- `beat_us`, `beat_share`: processor time of the native thread per beat, with a main thread that runs Python and
-  answers; and as a share of one core.
+- `attach_us`: a worker's attachment to its box: beat thread, signal chain, unwinder. The least of all processes counts,
+  since the new thread waits for a core on a busy machine.
+- `beat_us`: processor time of the native thread per beat, with a main thread that runs Python and answers.
+  `beat_share`: that of all beats as a share of one core.
 
-Calls are timed in batches of 1000 within one process; a figure is the median of `--rounds` batches, then of `--repeats`
-processes, with and without the shim in turns.
+Calls are timed in batches of 1000 within one process. A figure is the median of `--rounds` batches, then of `--repeats`
+processes, with and without the shim in turn.
 """
 
 import argparse
@@ -46,7 +45,7 @@ while True:
 
 
 def build(folder: Path) -> tuple[Path, Path]:
-    """The program and the library of callers."""
+    """Compile the program and the library of callers; return both paths."""
     compiler = os.environ.get("CC", "cc").split()
     library, caller, program = folder / "libdone.so", folder / "libcaller.so", folder / "program"
     shared: list[str | Path] = [*compiler, "-O2", "-shared", "-fPIC", _SOURCE]
@@ -57,7 +56,7 @@ def build(folder: Path) -> tuple[Path, Path]:
 
 
 def run(program: Path, caller: Path, rounds: int, *, hooked: bool) -> dict[str, float]:
-    """Nanoseconds of each thing, from one process."""
+    """Run one process; return the nanoseconds of each kind of call."""
     command: list[str | Path] = [program, caller, str(rounds)]
     box = None
     if hooked:
@@ -73,7 +72,7 @@ def run(program: Path, caller: Path, rounds: int, *, hooked: bool) -> dict[str, 
 
 
 def _beats(pid: int) -> float:
-    """Processor time of the native thread of a process, in seconds."""
+    """Return the processor time of a process's native thread, in seconds."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         if (task / "comm").read_text().strip() == "taskd-beat":
             return int((task / "schedstat").read_text().split()[0]) / 1e9
@@ -81,7 +80,7 @@ def _beats(pid: int) -> float:
 
 
 def measure_beat(seconds: float) -> tuple[float, float]:
-    """Microseconds of a beat, and the share of a core that all of them take."""
+    """Return the microseconds of a beat, and the share of a core that all beats take."""
     box = Box.create(Path("/dev/shm") / f"taskd-benchmark-{os.getpid()}")
     worker = subprocess.Popen([sys.executable, "-c", _WORKER, box.path], stdout=subprocess.PIPE, cwd=ROOT)
     try:
@@ -99,7 +98,7 @@ def measure_beat(seconds: float) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Print the figures; 1 if a note takes longer than it may."""
+    """Print the figures; return 1 if a note takes longer than its bound."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--repeats", type=int, default=5)

@@ -1,28 +1,30 @@
-"""Many faults in one run: does every one end in a step, and does nothing grow?
+"""Many faults in one run: a check that each is recovered from, and that nothing grows.
 
     python -m benchmarks.soak --faults 200 --json
 
-Method. `scripts/train.py` runs with 4 ranks as the seed's scripts start it, `python manager.py` beside torchrun. As
-soon as the world of the last recovery has made a step and a warm process waits, a random rank is killed with SIGKILL at
-a random moment within `--moment-ms`; now and then two ranks at once. One rank, the survivor, is spared, so that one
-process lives through all recoveries. Its descriptors, threads and memory are compared, and those of the torchrun
-process (the agent) and of the manager: before the first fault, after the last recovery, and at some faults in between.
+Method. `scripts/train.py` runs with 4 ranks as the seed's scripts start it, `python manager.py` beside torchrun. A
+random rank gets SIGKILL at a random moment within `--moment-ms`. The moment comes once the world of the last recovery
+has made a step and a warm process waits. Now and then two ranks are killed at once. One rank, the survivor, is spared,
+so one process lives through all recoveries. Its descriptors, threads and memory are compared, and those of the torchrun
+process (the agent) and of the manager. They are counted before the first fault, after the last recovery, and at some
+faults in between.
 
 A fault counts as recovered when the journal has its recovery in place: a new process for each killed rank, the very
-same processes for all others, training on at the step where it stopped. At the end the job is told its last step. A
-second run trains as many steps under plain torchrun, undisturbed, and the weights of the two are compared bit for bit.
+same processes for all others, and training continued at the step where it stopped. At the end the job gets its last
+step. A second run trains as many steps under plain torchrun, undisturbed. The weights of both are compared bit for bit.
 
 In the last line `fds`, `threads` and `rss_mb` are `[first, last]` of the survivor; `agent` and `manager` hold theirs.
 
-`--hostile` gives manager and job a secret, and them two neighbours for the whole time: a flood of connections without
-it (50 a second, the newest 200 left standing: silent, noise, cut greetings and handshakes, CURVE with wrong keys), and
-a peer that has it, is no node of the job, and sends 100 messages a second: well-typed, random, under names of its own
-and of the job's agent, for the place that is held and for one that does not exist. Then all processes of the job are
-counted 50 times, and files and records too (`census.py`); pairs are medians of the first tenth of the run and of the
-last. The run fails if anything is not flat, naming it in `not_flat`, or if the neighbours did not do what they are for.
+`--hostile` gives manager and job a secret, and adds two neighbours for the whole time. One floods the manager's port
+without the secret: 50 connections a second, of which the newest 200 stay open. They are silent, noise, cut greetings
+and handshakes, or CURVE with wrong keys. The other neighbour has the secret, and is no node of the job. It sends 100
+well-typed random messages a second, under names of its own and of the job's agent. They are for the place that is held
+and for one that does not exist. Then all processes of the job are counted 50 times, and files and records too
+(`census.py`). Pairs are medians of the first tenth of the run and of the last. The run fails if anything is not flat
+(`not_flat` names it), or if the neighbours did not do their work.
 
-`--uneven` disturbs nobody and counts false alarms of a job with uneven steps instead (see `uneven.py`); `--foreign`, of
-one in which rank 0 now and then does something else for minutes (see `foreign.py`).
+`--uneven` disturbs nothing and counts false alarms of a job with uneven steps instead (see `uneven.py`). `--foreign`
+counts those of a job in which rank 0 now and then does other work for minutes (see `foreign.py`).
 """
 
 import argparse
@@ -77,7 +79,7 @@ from taskd.core.warm_starts import RESERVE
 RECOVERY_LIMIT_S = 90
 COUNTS_OF_HOSTILE = 50
 STEPS_TO_GO = 200
-"""The last step lies so far ahead of the newest one when it is written down."""
+"""Distance from the survivor's newest step to the last step, when the last step is written into the stop file."""
 MANAGER = ROOT / "benchmarks" / "scripts" / "manager.py"
 
 
@@ -92,7 +94,7 @@ class Fault:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody has at the moment."""
+    """Return ports of this machine that are free at the moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(server.getsockname()[1]) for server in sockets]
@@ -115,7 +117,7 @@ class Soak:
         self._survivor = args.ranks - 1
 
     def run(self) -> int:
-        """Disturb a whole job; the number of its steps."""
+        """Disturb a whole job; return the number of its steps."""
         store_port, manager_port = free_ports(2)
         if self._args.hostile:
             self.hostile = Hostile(self._directory, manager_port, self._args.ranks, self._args.seed)
@@ -141,7 +143,7 @@ class Soak:
 
     @property
     def refused(self) -> dict[str, int]:
-        """What the manager has refused, by kind, when it has ended."""
+        """Number of the manager's refusals by kind, once it has ended."""
         refused: dict[str, int] = self._journal.last("refused").get("counts", {})
         return refused
 
@@ -181,7 +183,7 @@ class Soak:
         count = 2 if self._chance.random() < self._args.pairs and len(mortal) > 1 else 1
         victims = tuple(sorted(self._chance.sample(mortal, count)))
         strangers = {before[rank] for rank in victims}.difference(below(job.pid))
-        if strangers:  # nobody is killed on a liar's word
+        if strangers:  # a hostile peer must not choose the processes to kill
             raise BenchmarkError(
                 f"the journal names processes {strangers} for {victims}, which torchrun has not started"
             )
@@ -214,9 +216,9 @@ class Soak:
         job.await_until(settled, "a step and a warm process", RECOVERY_LIMIT_S)
 
     def _rest(self, job: Job) -> None:
-        """Wait until the dead are collected too: torchrun has its ranks, template, standby and reserve below it.
+        """Wait until the dead are collected too: only torchrun's ranks, template, standby and reserve are left.
 
-        On a busy machine that takes a while after a fault, and others' descriptors with it.
+        On a busy machine that takes a while after a fault. Until then, other processes hold descriptors for them.
         """
         self._settle(job)
         job.await_until(
@@ -224,7 +226,7 @@ class Soak:
         )
 
     def _count(self, number: int, pids: dict[str, int], job: Job) -> None:
-        """Ten times in a run, 50 times in a hostile one, when there is nothing to be done."""
+        """Count all resources if it is time, with the job at rest: 10 times in a run, 50 times in a hostile one."""
         faults = self._args.faults
         if number != faults and number % max(1, faults // (COUNTS_OF_HOSTILE if self.hostile is not None else 10)):
             return
@@ -241,7 +243,7 @@ class Soak:
         say(self._args.json, {"faults": number, "census": now}, f"after {number} faults: {text}")
 
     def _count_more(self, hostile: Hostile, number: int, pids: dict[str, int]) -> dict[str, Counts]:
-        """What a neighbour could make grow."""
+        """Return the counts of everything that a neighbour could make grow."""
         run_dir = self._directory / "run"
         return {
             "manager": hostile.census(pids["manager"]),
@@ -261,7 +263,7 @@ class Soak:
 
 
 def judge(record: dict[str, Any], before: dict[int, int], victims: tuple[int, ...]) -> Fault:
-    """Was that a recovery in place?"""
+    """Return the kill of these victims as a fault: it is recovered if the record is of a recovery in place."""
     kept = {int(rank): pid for rank, pid in record["kept"].items()}
     wanted = {rank: pid for rank, pid in before.items() if rank not in victims}
     total_ms = record["phases_ms"].get("total", 0.0)
@@ -274,7 +276,7 @@ def judge(record: dict[str, Any], before: dict[int, int], victims: tuple[int, ..
 
 
 def undisturbed(directory: Path, args: argparse.Namespace, steps: int) -> dict[str, Any]:
-    """The same training under plain torchrun."""
+    """Run the same training under plain torchrun; return its outcome."""
     logs = StepLogs(directory / "undisturbed", args.ranks)
     out = directory / "undisturbed.json"
     words: list[object] = [SCRIPT, "--record", logs.directory, "--steps", steps, "--out", out]
@@ -286,7 +288,7 @@ def undisturbed(directory: Path, args: argparse.Namespace, steps: int) -> dict[s
 
 
 def summary(soak: Soak, identical: bool, steps: int) -> dict[str, Any]:
-    """The last line."""
+    """Return the last line."""
 
     def first_and_last_of(name: str) -> dict[str, list[float]]:
         counted = soak.censuses[name]
@@ -314,7 +316,7 @@ def summary(soak: Soak, identical: bool, steps: int) -> dict[str, Any]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=200, help="(default 200)")
     parser.add_argument("--ranks", type=int, default=4, help="(default 4)")
@@ -336,7 +338,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run; 0 only if every fault was recovered and the weights are identical."""
+    """Run; return 0 only if every fault was recovered and the weights are identical."""
     args = arguments(words)
     if args.foreign:
         return soak_foreign(args)

@@ -5,16 +5,16 @@
     python -m benchmarks.trace --core-cost 2048
 
 Method. Faults are drawn by seed from the published mix (`data/fault_mix.csv`) and played against `taskd.core.recovery`:
-reports in, directives out, nodes that do what those say (`trace_job.py`). What each part takes is in
-`data/phase_times.csv`, measured where it could be and assumed where not, each with its source; `--set` changes one. The
-same faults are played under checkpoint and restart (`trace_restart.py`). Definitions, the results and what they cannot
-say: docs/goodput.md.
+reports go in, directives come out, and nodes obey them (`trace_job.py`). The time of each part is in
+`data/phase_times.csv`, measured where possible and assumed otherwise, with its source. `--set` changes one. The same
+faults are played under checkpoint and restart (`trace_restart.py`). docs/goodput.md has the definitions, the results
+and their limits.
 
-The core sees one slot rank for each node (it stands for the node's 8 GPUs), and `--places` of these: fewer than the job
-has nodes, to save time (2,048 take 2 minutes a seed). Its decisions do not depend on their number; what the manager
-costs at full size is measured by `--core-cost` and charged as `manager_s`.
+The core gets one slot rank for each node, which stands for the node's 8 GPUs. It gets `--places` of these, fewer than
+the job has nodes, to save time (2,048 take 2 minutes a seed). Its decisions do not depend on their number. The
+manager's cost at full size is measured by `--core-cost` and charged as `manager_s`.
 
-The last line has the means over the seeds, and `*_range` the smallest and largest of them.
+The last line has the means over the seeds. `*_range` are the smallest and the largest value.
 """
 
 import argparse
@@ -45,7 +45,7 @@ GPUS_PER_NODE = 8
 def play_taskd(
     faults: list[Fault], times: Times, length_s: float, interval_s: float, args: argparse.Namespace
 ) -> tuple[Meter, Job]:
-    """The faults against the core."""
+    """Play the faults against the core; return the booked time and the job."""
     places = min(args.places, max(2, args.gpus // GPUS_PER_NODE))
     policy = Policy(
         job_id="trace",
@@ -65,7 +65,7 @@ def play_taskd(
 
 
 def play_seed(seed: int, times: Times, args: argparse.Namespace) -> dict[str, Any]:
-    """One run of both, as a line of output."""
+    """Play one seed under taskd and under plain restarts; return the line of output."""
     length_s = args.days * DAY_S
     causes = read_mix(args.mix)
     mtbf_s = 3600 / (sum(cause.per_gpu_hour for cause in causes) * args.gpus * args.rate)
@@ -99,9 +99,9 @@ def play_seed(seed: int, times: Times, args: argparse.Namespace) -> dict[str, An
 
 
 def core_cost(nodes: int) -> dict[str, Any]:
-    """Seconds of processor time that a manager needs for one recovery of so many nodes of 8 ranks.
+    """Return the processor time, in seconds, that a manager needs for one recovery of `nodes` nodes of 8 ranks.
 
-    Each agent's report is decoded and heard, each directive encoded; the sockets are not in it.
+    Each agent's report is decoded and processed, and each directive is encoded. The sockets are not included.
     """
     core = Recovery(Policy("trace", nodes, GPUS_PER_NODE, budget=BudgetPolicy(max_restarts=9)))
     sent = count(1)
@@ -149,7 +149,7 @@ def core_cost(nodes: int) -> dict[str, Any]:
 
 
 def summary(lines: list[dict[str, Any]], times: Times, args: argparse.Namespace) -> dict[str, Any]:
-    """The last line."""
+    """Return the last line."""
     figures: dict[str, Any] = {}
     for name in ("goodput", "ettr", "goodput_checkpoint_restart"):
         values = [line[name] for line in lines]
@@ -168,7 +168,7 @@ def summary(lines: list[dict[str, Any]], times: Times, args: argparse.Namespace)
 
 
 def tell_line(line: dict[str, Any]) -> str:
-    """One seed's result as tables."""
+    """Return one seed's result as tables."""
     hours, plain = line["waste_hours"], line["waste_hours_checkpoint_restart"]
     rows = [f"{'where the time goes, hours':32}{'taskd':>10}{'restart':>10}"]
     rows += [f"{name:32}{hours[name]:10.2f}{plain[name]:10.2f}" for name in WASTE if hours[name] or plain[name]]
@@ -183,7 +183,7 @@ def tell_line(line: dict[str, Any]) -> str:
 
 
 def tell_summary(last: dict[str, Any]) -> str:
-    """The means as text."""
+    """Return the means as text."""
     names = ("goodput", "ettr", "goodput_checkpoint_restart")
     figures = [f"{name} {last[name]} (from {last[f'{name}_range'][0]} to {last[f'{name}_range'][1]})" for name in names]
     return "\n".join([*figures, f"parameters {last['parameters']}", f"times {last['times']}"])

@@ -2,10 +2,10 @@
 
 Rules:
 
-1. `data/fault_mix.csv` has the figures; its head says where they are from, and which of its columns are assumptions.
-2. Arrivals are a Poisson process per cause: the cause's count in the published run over that run's GPU-hours, times the
-   GPUs of this job. Correlated bursts and repeat offenders are not drawn.
-3. All that is random about a fault is drawn with it, so that whatever plays the trace is given the same faults.
+1. `data/fault_mix.csv` has the figures. Its head names their sources, and the columns that are assumptions.
+2. Arrivals are a Poisson process for each cause. Its rate is the cause's count in the published run over that run's
+   GPU-hours, times the GPUs of this job. Correlated bursts and repeat offenders are not drawn.
+3. All random properties of a fault are drawn with it, so every player of the trace gets the same faults.
 """
 
 import csv
@@ -16,11 +16,11 @@ from pathlib import Path
 
 DATA = Path(__file__).parent / "data"
 GPU_HOURS = {"fthsdp": 678 * 83_478.0, "llama3": 419 * 50_677.0}
-"""GPU-hours in which the published run had its faults: their number times the published hours of one GPU per fault."""
+"""GPU-hours of each published run: its number of faults times the published GPU-hours per fault."""
 
 
 class Kind(Enum):
-    """How a fault shows itself, and so how it is played."""
+    """First sign of a fault, which decides how the fault is played."""
 
     DEVICE = "device"
     HANG = "hang"
@@ -44,7 +44,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: when it strikes, how long nobody knows, where (0 to 1 over the places), and whether it lasts."""
+    """One fault: time of its strike, delay of its detection, place (0 to 1 over all places), and whether it lasts."""
 
     at_s: float
     cause: str
@@ -55,7 +55,7 @@ class Fault:
 
 
 def read_mix(mix: str) -> list[Cause]:
-    """The causes of a published run with their rates.
+    """Return the causes of a published run with their rates.
 
     Raises:
         KeyError: no such run.
@@ -76,7 +76,7 @@ def read_mix(mix: str) -> list[Cause]:
 
 
 def draw(causes: list[Cause], gpus: float, length_s: float, seed: int) -> list[Fault]:
-    """The faults of one run, in the order in which they strike."""
+    """Return the faults of one run, in the order in which they strike."""
     faults = []
     for cause in causes:
         chance = random.Random(f"{seed} {cause.name}")

@@ -2,19 +2,19 @@
 
 Rules:
 
-1. From the strike of a fault on, nothing is trained (but for corruption, which nobody sees); the core hears of it when
-   the fault's `detect_s` is over. `trace_faults.py` draws them, and this is what each kind then does:
+1. From the strike of a fault on, nothing is trained, except with corruption, which is not noticed at first. The core
+   gets the first report of a fault when its `detect_s` is over. `trace_faults.py` draws the faults. Effects by kind:
 
    - device: the process dies. If lasting, each new one on that node dies too, when it opens the device.
    - host: the agent falls silent, and its kernel does not answer.
    - network: a collective raises on every rank. If lasting, the node's own check takes it out: its agent leaves.
-   - hang: the same by a watchdog. If lasting, the process does not pause either, and the core fences it.
+   - hang: a watchdog makes a collective raise. If lasting, the process does not pause either, and the core fences it.
    - bug: the process exits with 1. If lasting, its successor does so at the same step.
-   - notice: an operator drains the node (asked for again each minute until it is granted).
-   - corruption: wrong numbers are everywhere when they are noticed. The core has no rollback: the job is stopped, and
+   - notice: an operator drains the node. A refused request is repeated each minute until it is granted.
+   - corruption: wrong numbers are everywhere when they are noticed. The core has no rollback. So the job is stopped and
      starts from the last checkpoint before the strike, on other hardware.
-2. A job that the core has stopped is started anew from its last checkpoint. A fault meanwhile begins that anew.
-3. A job that starts all of its processes again and again and has no step for `manual_s` is stopped by hand.
+2. A job that the core has stopped starts anew from its last checkpoint. A fault during that start begins it anew.
+3. A job that starts all of its processes again and again without a step for `manual_s` is stopped by hand.
 """
 
 from benchmarks.trace_faults import Fault, Kind
@@ -31,7 +31,7 @@ DRAIN_S = 60.0
 
 
 class Job(Play):
-    """A job from its first step on, with what brings it back when the core has ended it."""
+    """A job from its first step on. It is started again when the core has ended it."""
 
     def __init__(self, policy: Policy, times: Times, meter: Meter, spares: int) -> None:
         super().__init__(policy, times, meter, spares)
@@ -47,7 +47,7 @@ class Job(Play):
     # ---- the job as a whole
 
     def _form(self) -> None:
-        """All processes start, from the last checkpoint; the time for that has passed."""
+        """Start all processes from the last checkpoint. The time for that has already passed."""
         self._epoch += 1
         self._down = self._cause = ""
         self.core = Recovery(self.policy)
@@ -63,7 +63,7 @@ class Job(Play):
         self._book()
 
     def _stop(self, kept_s: float, cause: str, extra_s: float = 0.0) -> None:
-        """The job is down, and will be up again when a restart has taken its time."""
+        """Take the job down. It is up again when a restart has taken its time."""
         self.meter.pass_to(self.clock.now_s)
         self.meter.roll_back(kept_s, cause)
         self._epoch += 1
@@ -118,7 +118,7 @@ class Job(Play):
         self._book()
 
     def _notice(self, node: Node, process: int, fault: Fault) -> None:
-        """The fault shows."""
+        """Show a fault to the core, when its `detect_s` is over."""
         if self.holders.get(node.place) is not node:
             return
         if fault.kind is Kind.HOST:
@@ -142,7 +142,7 @@ class Job(Play):
             self._raise(node)
 
     def _raise(self, node: Node) -> None:
-        """A collective has raised: ranks come out of it, of which the first one heard tells the core."""
+        """Let a collective raise: ranks leave it, and the core gets the report of the first one."""
         if self.core.phase in (*LIVE, Phase.JOINING, Phase.RESUMING):
             first = next((n for n in self.holders.values() if n.running and not n.stuck), node)
             first.reach(
@@ -160,7 +160,7 @@ class Job(Play):
             self._stop(min(kept_s, self.meter.useful_s), cause)
 
     def _rescue(self, steps: int) -> None:
-        """Somebody sees that the job starts again and again without a step: the broken nodes are taken out by hand."""
+        """Take the broken nodes out by hand if the job has started again and again without a step."""
         if self.meter.steps == steps and not self._flowing:
             self.outcomes["stopped by hand: no step for too long"] += 1
             self._stop(self.meter.useful_s, self._cause)

@@ -1,9 +1,10 @@
-"""Where the time of a run goes. Every second is in exactly one of the columns.
+"""Time of a run by columns: every second is in exactly one of them.
 
-Words: `useful` is time on steps that are kept; `redone` was training whose steps were lost afterwards; `degraded` is
-what a world with fewer replicas does less; `checkpoint` and `overhead` are what writing checkpoints and taskd's own
-hooks take from training. The others are phases without training: `detect`, `replace` (pause and new processes),
-`wait_node`, `rebuild` (groups and state), `first_step` (what it takes longer), `restart` (of the whole job), `manual`.
+Columns: `useful` is time on steps that are kept. `redone` was training whose steps were lost afterwards. `degraded` is
+training that a world with fewer replicas lacks. `checkpoint` and `overhead` are time that writing checkpoints and
+taskd's own hooks take from training. The others are phases without training: `detect`, `replace` (pause and new
+processes), `wait_node`, `rebuild` (groups and state), `first_step` (its additional time), `restart` (of the whole job),
+`manual`.
 
 The two ratios are defined in docs/goodput.md.
 """
@@ -24,7 +25,7 @@ WASTE = (
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up the time of one run, for each cause and each column."""
+    """Sums of the time of one run, for each cause and each column."""
 
     times: Times
     interval_s: float
@@ -36,7 +37,7 @@ class Meter:
     since_s: float = 0.0
     useful_s: float = 0.0
     loaded_s: float = 0.0
-    """Useful time of the checkpoint that was loaded last: it does not go away."""
+    """Useful time of the checkpoint that was loaded last: it cannot be lost."""
     waste_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     causes_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
@@ -47,11 +48,11 @@ class Meter:
 
     @property
     def share_of_training(self) -> float:
-        """What is useful of a second of training at full speed."""
+        """Useful share of a second of training at full speed."""
         return (1 - self.checkpoint_share) * (1 - self.overhead_share)
 
     def pass_to(self, now_s: float) -> None:
-        """Book the time since the last call as what it was."""
+        """Book the time since the last call, under the present mode."""
         length_s, self.since_s = now_s - self.since_s, now_s
         if self.mode != TRAIN:
             self._waste(self.mode, length_s, self.cause)
@@ -65,24 +66,24 @@ class Meter:
         self.useful_s += length_s - stalled_s - idle_s - hooks_s
 
     def switch(self, now_s: float, mode: str, cause: str, speed: float) -> None:
-        """From now on time is of this sort."""
+        """Book the time from now on under another mode."""
         self.pass_to(now_s)
         self.mode, self.cause, self.speed = mode, cause, speed
 
     def lose_to(self, kept_s: float, cause: str) -> None:
-        """Steps beyond `kept_s` of useful time have to be done again."""
+        """Book the useful time beyond `kept_s` as redone: its steps are lost."""
         lost_s = max(0.0, self.useful_s - kept_s)
         self.useful_s -= lost_s
         self._waste("redone", lost_s, cause)
 
     def roll_back(self, kept_s: float, cause: str) -> None:
-        """The job goes on from a checkpoint."""
+        """Continue the job from a checkpoint with `kept_s` of useful time."""
         self.lose_to(kept_s, cause)
         self.loaded_s = min(kept_s, self.useful_s)
 
     @property
     def steps(self) -> int:
-        """Steps committed."""
+        """Number of committed steps."""
         return math.floor(self.useful_s / self.times.step_s + 1e-6)
 
     @property
@@ -99,12 +100,12 @@ class Meter:
 
     @property
     def goodput(self) -> float:
-        """Runtime goodput: useful time by the time in which the job had its nodes."""
+        """Runtime goodput: useful time divided by the time in which the job had its nodes."""
         return self.useful_s / (self.since_s - self.waste_s[WAIT_NODE])
 
     @property
     def ettr(self) -> float:
-        """Useful time by the whole time, waiting for nodes with it."""
+        """Useful time divided by the whole time, waiting for nodes included."""
         return self.useful_s / self.since_s
 
     def _waste(self, column: str, length_s: float, cause: str = "") -> None:

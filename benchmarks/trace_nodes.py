@@ -13,7 +13,7 @@ from taskd.wire.messages import Condition, Directive, Ledger, NodeStatus, Order,
 
 
 class Clock:
-    """Virtual time: things to do, in the order in which they are due."""
+    """Virtual time, and the scheduled actions in the order in which they are due."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -21,12 +21,12 @@ class Clock:
         self._count = 0
 
     def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Do this at that time."""
+        """Schedule an action for this time."""
         self._count += 1
         heappush(self._due, (at_s, self._count, act, args))
 
     def run(self, until_s: float) -> None:
-        """Do all that is due before `until_s`."""
+        """Perform all actions that are due before `until_s`."""
         while self._due and self._due[0][0] < until_s:
             self.now_s, _, act, args = heappop(self._due)
             act(*args)
@@ -34,17 +34,17 @@ class Clock:
 
 
 STATUSES = {"exit code 1": 1, "signal 6 (SIGABRT)": -6}
-"""Of processes that end so, as Python's subprocess has them."""
+"""Exit status for each cause of a process's end, as Python's subprocess reports it."""
 
 
 @dataclass(slots=True)
 class Node:
-    """What is true of a node, and what its agent reports."""
+    """State of a node, and the reports of its agent."""
 
     agent_id: str
     place: int = -1
     wanted: int = 0
-    """The process that it was told to start, or has."""
+    """Incarnation of the process that it has, or that it was ordered to start."""
     running: bool = False
     stage: Stage = Stage.STARTING
     generation: int = 0
@@ -52,19 +52,19 @@ class Node:
     condition: Condition = Condition.EMPTY
     cause: str = ""
     warm: bool = True
-    """A standby waits."""
+    """True if a standby waits."""
     silent: bool = False
-    """The agent is gone."""
+    """True if the agent is gone."""
     leaving: bool = False
     broken: bool = False
-    """Every process dies when it opens the device."""
+    """True if every process dies when it opens the device."""
     stuck: bool = False
-    """The process cannot go on, and nobody knows yet."""
+    """True if the process cannot continue, and this is not detected yet."""
     hung: bool = False
-    """It does not even pause when it is told to."""
+    """True if the process does not even pause when ordered to."""
 
     def status(self, sequence: int, directive: Directive, node_count: int) -> NodeStatus:
-        """The report of its agent, which has heard the directive."""
+        """Return the report of the node's agent, which has received the directive."""
         return NodeStatus(
             job_id="trace",
             node_rank=NodeRank(self.place),
@@ -95,13 +95,13 @@ class Node:
         )
 
     def reach(self, stage: Stage, generation: int, *, step: int | None = None, cause: str = "") -> None:
-        """Its process gets to a stage; with a step, it is clean there."""
+        """Bring the node's process to a stage. With a step, its state is clean there."""
         self.stage, self.generation, self.cause = stage, generation, cause
         if step is not None:
             self.step, self.condition = step, Condition.CLEAN
 
     def start(self, incarnation: int, generation: int) -> None:
-        """A process is wanted: whatever ran before is fenced."""
+        """Order a new process. The one that ran before is fenced."""
         self.wanted, self.running, self.stage, self.generation = incarnation, False, Stage.STARTING, generation
         self.step, self.condition, self.cause = -1, Condition.EMPTY, ""
         self.stuck = self.hung = False

@@ -1,11 +1,11 @@
-"""The nodes of a job and the real core (`taskd.core.recovery`) between them, on virtual time.
+"""The nodes of a job, played against the real core (`taskd.core.recovery`) on virtual time.
 
 Rules:
 
-1. The core decides: it hears the nodes' reports and the passing of time, and the nodes do what its directives say.
-2. What a directive asks for takes the times of `trace_times.py`. All survivors take the same time, that of the slowest.
-3. A step that was begun when the world broke is lost. Training goes on when every node has its state.
-4. Heartbeats are sent only where time passes for the core, that is while something is wrong.
+1. The core decides. It gets the nodes' reports and the passing of time, and the nodes obey its directives.
+2. The work of a directive takes the times of `trace_times.py`. All survivors take the same time, that of the slowest.
+3. A step that was under way when the world broke is lost. Training continues when every node has its state.
+4. Heartbeats are sent only while time passes for the core, that is, while something is wrong.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from taskd.core.recovery import Action, AskCluster, AskKernel, JobEnded, Phase, 
 from taskd.wire.messages import Directive, Order, Stage
 
 KERNEL_S = 0.3
-"""A kernel that does not answer is given so long (`taskd/runtime/manager/kernels.py`)."""
+"""Wait for a kernel that does not answer, in seconds (`taskd/runtime/manager/kernels.py`)."""
 FIRST = Directive(job_id="trace", sequence=-1, generation=0, order=Order.FORM)
 _COLUMN = {
     Phase.PAUSING: "replace",
@@ -32,16 +32,16 @@ _COLUMN = {
 
 
 class Play(ABC):
-    """The nodes of one job and its manager's core; the policy may have fewer places than the times are for."""
+    """The nodes of one job and its manager's core. The policy may have fewer places than the job of the times."""
 
     def __init__(self, policy: Policy, times: Times, meter: Meter, spares: int) -> None:
         self.policy, self.times, self.meter = policy, times, meter
         self.clock = Clock()
         self.outcomes: Counter[str] = Counter()
-        """Recoveries by strategy, and the ends of the job."""
+        """Number of recoveries by strategy, and of ends of the job."""
         self._spares: dict[str, Node] = {}
         self._buggy: set[int] = set()
-        """Places whose next step ends their process, on whatever node."""
+        """Places whose next step ends their process, on any node."""
         self._named = self._sequence = self._epoch = 0
         self._down = self._cause = ""
         self._flowing = self._anew = False
@@ -59,14 +59,14 @@ class Play(ABC):
         self._perform(self.core.hear(status, self.clock.now_s))
 
     def _tick(self) -> None:
-        """Time passes for the core."""
+        """Let time pass for the core, with heartbeats; do nothing in quiet times."""
         if self.core.phase is Phase.RUNNING and not any(node.silent for node in self.holders.values()):
             return
         self._beat()
         self._perform(self.core.tick(self.clock.now_s))
 
     def _beat(self) -> None:
-        """Heartbeats. In quiet times nobody sends any: they would change nothing."""
+        """Send heartbeats of all nodes that are not silent. In quiet times none are sent: they would change nothing."""
         for node in [*self.holders.values(), *self._spares.values()]:
             if not node.silent:
                 self._report(node)
@@ -76,7 +76,7 @@ class Play(ABC):
             self._later(delay_s + 0.001, self._tick)
 
     def _answer(self, agent_id: str) -> None:
-        """The kernel of an agent that is gone has not answered."""
+        """Answer the core's probe of an agent: nothing listens on a silent node."""
         listening = not any(node.silent for node in self.holders.values() if node.agent_id == agent_id)
         self._perform(self.core.answered(agent_id, listening=listening, now_s=self.clock.now_s))
 
@@ -102,17 +102,17 @@ class Play(ABC):
                     pass
         self._book()
 
-    # ---- what a job does about it
+    # ---- reactions of the job
 
     @abstractmethod
     def _stopped(self, stopped: JobEnded) -> None:
-        """The core has ended the job."""
+        """React to the end of the job by the core."""
 
     @abstractmethod
     def _rescue(self, steps: int) -> None:
-        """Since all processes were started anew at this step, much time has passed."""
+        """Help a job without progress: all processes were started anew at this step, a long time ago."""
 
-    # ---- what the nodes do
+    # ---- actions of the nodes
 
     def _obey(self, directive: Directive) -> None:
         if directive.order is Order.STOP:
@@ -142,7 +142,7 @@ class Play(ABC):
             self._later(self.times.manual_s, self._rescue, self.meter.steps)
 
     def _seat(self, directive: Directive) -> None:
-        """Places have new holders; whoever has lost one is repaired, and a spare some day."""
+        """Give places to their new holders. A node that has lost its place is repaired, and later becomes a spare."""
         seated: dict[int, str] = {place.node_rank: place.agent_id for place in directive.places}
         for place in [place for place, node in self.holders.items() if seated.get(place) != node.agent_id]:
             self.holders.pop(place).place = -1
@@ -158,19 +158,19 @@ class Play(ABC):
         took_s = self.times.warm_s if node.warm else self.times.cold_s
         node.warm = False
         self._later(took_s + self.times.cold_s, setattr, node, "warm", True)
-        if anew:  # the core takes the job for restarted when all processes run; training is a restart away
+        if anew:  # for the core the job is restarted when all processes run; training begins after `restart_s`
             self._report(node)
         self._later(self.times.restart_s if anew and not node.broken else took_s, self._up, node, incarnation)
 
     def _up(self, node: Node, incarnation: int) -> None:
-        """A new process has reached the resilient function."""
+        """Let a new process reach the resilient function. On a broken node it dies instead."""
         if self.holders.get(node.place) is not node or node.wanted != incarnation or node.silent:
             return
         if node.broken:
             self._die(node, "signal 6 (SIGABRT)")
             return
         if self.directive.order is not Order.RUN:
-            self._beat()  # the next world comes about when most nodes are heard to know of it
+            self._beat()  # the next world is built when most nodes have confirmed its directive
         node.running = True
         if self.directive.order is Order.RUN:
             node.reach(Stage.TRAINING, self.directive.generation, step=self.meter.steps)
@@ -180,7 +180,7 @@ class Play(ABC):
         self._report(node)
 
     def _all(self, reach: Callable[[Node], None]) -> None:
-        """Every node that can do so gets somewhere. The last first: that is how the core is the least slow."""
+        """Let every node that can do so reach a stage and report it, in reverse order: that is fastest for the core."""
         directive = self.directive
         for node in reversed(self._members()):
             if self.directive.sequence != directive.sequence or self._down:
@@ -194,13 +194,13 @@ class Play(ABC):
             self._all(lambda node: node.reach(Stage.PAUSED, generation, step=self._step_of(node)))
 
     def _step_of(self, node: Node) -> int | None:
-        return self.meter.steps if node.step >= 0 else None  # a newcomer that waits holds nothing
+        return self.meter.steps if node.step >= 0 else None  # a newcomer that waits holds no state
 
     def _blocked(self) -> bool:
         return any(node.stuck or not node.running for node in self._members())
 
     def _members(self) -> list[Node]:
-        """The nodes of the present world, in its order."""
+        """Return the nodes of the present world, in its order."""
         return [self.holders[order.rank] for order in self.directive.ranks if order.rank in self.holders]
 
     def _join(self) -> None:
@@ -219,7 +219,7 @@ class Play(ABC):
         self._after(self.times.first_step_s, self._train)
 
     def _train(self) -> None:
-        """The first step of the new world begins."""
+        """Begin the first step of the new world."""
         if self._blocked():
             return
         self._flowing = True
@@ -230,7 +230,7 @@ class Play(ABC):
         if self._blocked():
             return
         buggy = next((node for node in self._members() if node.place in self._buggy), None)
-        if buggy is not None:  # inside the step, which is not committed
+        if buggy is not None:  # it dies inside the step, which is not committed
             self.meter.pass_to(self.clock.now_s)
             self.meter.lose_to(self.meter.step_kept_s - self.times.step_s, self._cause)
             self._break(self._cause)
@@ -240,19 +240,19 @@ class Play(ABC):
         self._all(lambda node: node.reach(stage, self.directive.generation, step=self.meter.steps))
 
     def _break(self, cause: str) -> None:
-        """Nothing is trained any more; the step that was begun is lost."""
+        """Stop training. The step that was under way is lost."""
         if self._flowing:
             self.meter.lose_to(self.meter.step_kept_s, cause)
         self._flowing, self._cause = False, cause
 
     def _die(self, node: Node, cause: str) -> None:
-        self._beat()  # what follows needs to know who else is there
+        self._beat()  # the core's next decision depends on the other nodes
         node.running = False
         node.reach(Stage.DEAD, self.directive.generation, cause=cause)
         self._report(node)
 
     def _new_node(self, place: int = -1) -> Node:
-        """A node; for a place, one of the spares if there is one."""
+        """Return a node; for a place, one of the spares if there is one."""
         if place >= 0 and self._spares:
             node = self._spares.pop(next(iter(self._spares)))
             node.place = place
@@ -269,7 +269,7 @@ class Play(ABC):
     # ---- time
 
     def _later(self, delay_s: float, act: Callable[..., object], *args: Any, always: bool = False) -> None:
-        """Do this later, in this life of the job or in any."""
+        """Schedule an action. Without `always`, it is dropped if the job was stopped or started anew meanwhile."""
         self.clock.at(self.clock.now_s + delay_s, self._if_alive, None if always else self._epoch, act, args)
 
     def _if_alive(self, epoch: int | None, act: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -277,7 +277,7 @@ class Play(ABC):
             act(*args)
 
     def _after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Do this later, if the directive is still the same then."""
+        """Schedule an action that is dropped if the directive is another one by then."""
         self._later(delay_s, self._if_current, self.directive.sequence, act, args)
 
     def _if_current(self, sequence: int, act: Callable[..., object], args: tuple[Any, ...]) -> None:
@@ -285,12 +285,12 @@ class Play(ABC):
             act(*args)
 
     def _speed(self) -> float:
-        """Each place that is absent takes one whole replica out of training."""
+        """Return the share of full speed. Each absent place takes one whole replica out of training."""
         absent = self.policy.node_count - len(self.core.world.places)
         return max(0.0, 1 - absent / self.times.replicas)
 
     def _book(self) -> None:
-        """What the time from now on is."""
+        """Book the time from now on under the column of the job's present phase."""
         phase = self.core.phase
         if self._down:
             mode = self._down

@@ -1,14 +1,14 @@
-"""The same faults under checkpoint and restart: any fault ends all processes, and a checkpoint is what is left.
+"""The same faults under checkpoint and restart: any fault ends all processes, and only a checkpoint is left.
 
-Rules, as favourable as they can be held:
+Rules, as favourable to restarts as possible:
 
-1. A restart takes `restart_s` from the strike on, detection of a loud fault included; a silent one (hang, corruption)
-   takes its detection on top. A spare is always there: it never waits for a node.
-2. Checkpoints are asynchronous and at Young's optimum. What is lost is what came after the last complete one; with
-   corruption, after the last complete one before it struck.
-3. Maintenance is announced: a checkpoint is written before, and nothing but the restart is lost.
-4. A fault that strikes while the job is down (but for maintenance) begins the restart anew.
-5. A lasting bug takes a person.
+1. A restart takes `restart_s` from the strike on, detection of a loud fault included. A silent fault (hang, corruption)
+   adds its detection. A spare is always there, so the job never waits for a node.
+2. Checkpoints are asynchronous and at Young's optimum. Work after the last complete checkpoint is lost. With
+   corruption, work after the last checkpoint that was complete at the strike is lost.
+3. Maintenance is announced. A checkpoint is written before, and nothing but the restart is lost.
+4. A fault that strikes while the job is down begins the restart anew. Maintenance then changes nothing.
+5. A lasting bug needs a person, which takes `manual_s`.
 """
 
 from benchmarks.trace_faults import Fault, Kind
@@ -19,7 +19,7 @@ _SILENT = (Kind.HANG, Kind.CORRUPTION)
 
 
 def play(faults: list[Fault], times: Times, length_s: float, interval_s: float) -> Meter:
-    """The run's time, booked."""
+    """Play the faults; return the booked time of the run."""
     meter = Meter(times, interval_s, overhead_share=0.0)
     up_s = 0.0
     for fault in faults:
@@ -36,7 +36,7 @@ def play(faults: list[Fault], times: Times, length_s: float, interval_s: float) 
 
 
 def _strike(fault: Fault, meter: Meter, times: Times) -> float:
-    """Book what is lost at once; when the job trains again."""
+    """Book the immediate loss of a fault; return the time at which the job trains again."""
     silent_s = fault.detect_s if fault.kind in _SILENT else 0.0
     manual_s = times.manual_s if fault.kind is Kind.BUG and fault.lasting else 0.0
     if meter.mode == TRAIN:

@@ -1,10 +1,10 @@
-"""How long each part of a recovery takes: measured on a small job, plus what a large one is assumed to add.
+"""Duration of each part of a recovery: measured on a small job, plus the assumed addition of a large one.
 
 Rules:
 
 1. A time is `measured` plus `added`; `data/phase_times.csv` has both, each with its source.
-2. `added` is that of 16,384 GPUs. What grows with the number of GPUs is scaled by it, linearly. What does not grow is
-   taken as it is.
+2. `added` is for 16,384 GPUs. An addition that grows with the number of GPUs is scaled linearly. The others are taken
+   unchanged.
 3. Every value can be set on the command line (`--set name=value`), and is echoed with the result.
 """
 
@@ -21,7 +21,7 @@ _POWER = {"": 0, "linear": 1}
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds, shares and counts of the model; what each is and where from is said in `data/phase_times.csv`."""
+    """Seconds, shares and counts of the model. `data/phase_times.csv` has the meaning and the source of each."""
 
     step_s: float
     notice_s: float
@@ -44,19 +44,19 @@ class Times:
 
     @property
     def restore_s(self) -> float:
-        """A newcomer receives its state; each of its GPUs over its own link."""
+        """Time for a newcomer to receive its state, each of its GPUs over its own link."""
         return self.state_gb / self.link_gb_per_s
 
     def checkpoint_interval_s(self, mtbf_s: float) -> float:
-        """Young's optimum, and no shorter than a checkpoint takes to be written in the background."""
+        """Return Young's optimum, or the time to write a checkpoint in the background if that is longer."""
         return max(math.sqrt(2 * self.checkpoint_stall_s * mtbf_s), self.checkpoint_write_s)
 
 
 def read_times(gpus: int, changed: Mapping[str, float]) -> Times:
-    """The times of a job of so many GPUs, but for those that were set.
+    """Return the times of a job of `gpus` GPUs, with the values of `changed` in their places.
 
     Raises:
-        ValueError: a name that was set is not among them.
+        ValueError: a name in `changed` is not one of the times.
 
     """
     with (DATA / "phase_times.csv").open() as file:

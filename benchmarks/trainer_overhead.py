@@ -1,20 +1,20 @@
-"""What taskd costs a step of a training with a library that people use: `benchmarks.overhead --trainer NAME`.
+"""Cost of taskd to a step of a training with a popular library: `benchmarks.overhead --trainer NAME`.
 
-A real job of two ranks trains in turns with taskd and without, in one process each (`trainers/`). The models of the
-turns are alike; where taskd is to leave one alone, it has a trainer, an engine or an accelerator of its own. The
-forward pass has a fixed time of the processor's in it, in which memory is gone through, so that a step takes
-`--step-ms` without taskd. The rest of the step is compared: what the library does, and taskd.
+A real job of two ranks trains in turns with taskd and without, in one process for each rank (`trainers/`). The models
+of the turns are alike. A model that taskd must leave alone has a trainer, an engine or an accelerator of its own. The
+forward pass includes a fixed processor time, in which memory is gone through. It is chosen so that a step takes
+`--step-ms` without taskd. The rest of the step is compared: the work of the library and of taskd.
 
-- `step_overhead`: processor time of the training thread that a step takes more with taskd, as a share of the step:
-  the median of the pairs of turns of all jobs. `step_overhead_interval`: in which it lies with 95 %. `added_us`: the
-  same in microseconds.
-- `wall_overhead`: by the clock. Two ranks that wait for each other, on a machine with as many cores, make it
-  uncertain: see its interval.
-- `holds_from_ms`: from which length of a step on the processor's share is 0.3 % at most.
-- `rest_us`: what the library itself takes beside the fixed time.
+- `step_overhead`: additional processor time of the training thread with taskd, as a share of the step. It is the median
+  of the pairs of turns of all jobs. `step_overhead_interval` is its 95 % interval. `added_us` is the same in
+  microseconds.
+- `wall_overhead`: the same by the wall clock. Two ranks that wait for each other, on a machine with as many cores, make
+  it uncertain: see its interval.
+- `holds_from_ms`: least length of a step at which the processor's share is at most 0.3 %.
+- `rest_us`: time that the library itself takes beside the fixed time.
 
-The floor is the library without taskd, in the same process and in turns. Ray is none of them: a step under Ray is that
-of the loop in the actor, as `overhead` measures it without `--trainer`.
+The floor is the library without taskd, in the same process and in turns. Ray is not measured here: a step under Ray is
+that of the loop in the actor, as `overhead` measures it without `--trainer`.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _RANKS: Final = 2
 
 
 def measure(directory: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """All figures: the last line."""
+    """Measure all figures; return the last line. Raise `BenchmarkError` if the library is not installed."""
     library = LIBRARIES[args.trainer]
     if find_spec(library.partition(".")[0]) is None:
         raise BenchmarkError(

@@ -1,19 +1,19 @@
-"""Does an uneven job raise a false alarm?
+"""False alarms of taskd in jobs with uneven steps.
 
     python -m benchmarks.soak --uneven --virtual --json
     python -m benchmarks.soak --uneven --minutes 30 --json
 
-Method. Jobs whose steps are as `schedule.py` has them: a first step 30 times as long, an evaluation every 50 steps, a
-checkpoint every 100, now and then a step 10 times as long, and nothing of that is announced.
+Method. The jobs have the steps that `schedule.py` generates. The first step is 30 times as long, and now and then a
+step is 10 times as long. An evaluation comes every 50 steps, a checkpoint every 100. None of this is announced.
 
-*Virtual*: half an hour for steps of 10 ms, 100 ms and 1 s, with each of `--seeds` seeds, in virtual time. Twice: the
-rhythm of a job alone, told of each commit and asked as late as can be, just before the next one; and the manager's
-watch, told by heartbeats of two nodes, four times a second and out of step, as it is in a job. A suspicion that only a
-question to the ranks would withdraw counts as an alarm too.
+*Virtual*: half an hour for steps of 10 ms, 100 ms and 1 s, with each of `--seeds` seeds, in virtual time. Two parts of
+taskd are played. The first is the rhythm of a job alone: it gets each commit, and is queried as late as possible, just
+before the next one. The second is the manager's watch: it gets heartbeats of two nodes, four times a second and out of
+step, as in a job. A suspicion that only a query to the ranks would withdraw counts as an alarm too.
 
-*Real*: `scripts/uneven.py` with 4 ranks under taskd, with everything switched on, for so many minutes. The evaluation
-is seen by the model being in eval mode; rank 0 alone writes checkpoints; the slow steps are those of one rank. Every
-diagnosis in the journal counts as an alarm, of whatever kind, and every recovery.
+*Real*: `scripts/uneven.py` with 4 ranks under taskd, with everything switched on, for `--minutes` minutes. taskd
+detects an evaluation by the model's eval mode. Rank 0 alone writes checkpoints. A slow step is slow on one rank. Every
+diagnosis in the journal counts as an alarm, of any kind, and so does every recovery.
 
 The last line has the counts. The exit status is 1 with any alarm.
 """
@@ -52,7 +52,7 @@ RANKS: Final = 4
 
 
 def commits(seed: int, step_s: float, until_s: float, seen: Counter[str]) -> Iterator[tuple[int, float]]:
-    """Step after step with the time of its commit; counts what there was."""
+    """Yield each step with the time of its commit, until `until_s`. Count the steps and gaps in `seen`."""
     now_s = away_s = 0.0
     for step in steps(seed):
         now_s += away_s + step.work * step_s
@@ -67,7 +67,7 @@ def commits(seed: int, step_s: float, until_s: float, seen: Counter[str]) -> Ite
 
 
 def rhythm_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
-    """Of the rhythm alone."""
+    """Return the alarms of the rhythm alone."""
     rhythm, alarms = JobRhythm(), []
     rhythm.begin(0.0)
     for step, now_s in commits(seed, step_s, VIRTUAL_S, seen):
@@ -80,7 +80,7 @@ def rhythm_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
 
 
 def watch_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
-    """Of the manager's watch."""
+    """Return the alarms of the manager's watch."""
     watch, alarms = Watch(), dict[int, str]()
     watch.begin(0.0)
     coming = commits(seed, step_s, VIRTUAL_S, seen)
@@ -93,7 +93,7 @@ def watch_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
             ahead = next(coming, None)
         if ahead is None:
             break
-        hang = watch.question(now_s)  # as the manager does when a deadline passes, before the news that is on its way
+        hang = watch.question(now_s)  # as the manager does at a deadline, before the report that is on its way
         if hang is not None and not hang.early:
             alarms[hang.step] = f"watch, seed {seed}, steps of {step_s:g} s, step {step}: {hang.reason}"
         watch.progress(NodeRank(beat % 2), Progress(step=step, age_s=now_s - at_s), now_s)
@@ -101,7 +101,7 @@ def watch_alarms(seed: int, step_s: float, seen: Counter[str]) -> list[str]:
 
 
 def virtual(_directory: Path, args: argparse.Namespace) -> None:
-    """All lengths and seeds."""
+    """Play all step lengths and seeds, in virtual time."""
     seen: Counter[str] = Counter()
     alarms: list[str] = []
     begun_s = time.monotonic()
@@ -119,7 +119,7 @@ def virtual(_directory: Path, args: argparse.Namespace) -> None:
 
 
 def real(directory: Path, args: argparse.Namespace) -> None:
-    """A job under taskd."""
+    """Run a job under taskd; count its diagnoses and recoveries."""
     logs, run_dir = StepLogs(directory / "steps", args.ranks), directory / "run"
     words = [SCRIPT, "--record", logs.directory, "--step-ms", args.step_ms, "--seed", args.seed]
     journal = Journal(run_dir)
@@ -154,5 +154,5 @@ def _tell(args: argparse.Namespace, result: dict[str, Any], alarms: list[str], t
 
 
 def soak_uneven(args: argparse.Namespace) -> int:
-    """Virtual or real; 1 with any alarm."""
+    """Run the virtual jobs or the real one; return 1 with any alarm."""
     return measured(partial(virtual if args.virtual else real, args=args))

@@ -1,9 +1,9 @@
-"""What it costs a step to know, before the optimizer changes anything, that all of NCCL's results have come.
+"""Cost to a step of waiting for all of NCCL's results before the optimizer changes anything.
 
 Run as `python -m benchmarks.verified --json` on a machine with an accelerator. The floor is the same loop in the same
-process without that wait, in turns: DDP over NCCL with one rank, AdamW, autocast to bfloat16. Nothing else of a step
-waits for the device in either, and the optimizer's kernels are launched into an idle device where it was waited for.
-Times are those of a whole turn, with the device done at its end.
+process without this wait, in turns: DDP over NCCL with one rank, AdamW, autocast to bfloat16. Nothing else in a step
+waits for the device, with the wait or without. After the wait, the optimizer's kernels are launched into an idle
+device. Times are those of a whole turn, at whose end the device is done.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from tests.launch import free_port
 
 TURNS, STEPS = 10, 10
 SIZES = {"small": (4, 256, 16, 128), "medium": (12, 768, 16, 512), "large": (24, 1024, 16, 1024)}
-"""Layers, width, sequences, and their length."""
+"""Each model's layers, width, number of sequences, and their length."""
 
 
 def trained(layers: int, width: int, rows: int, length: int, *, fused: bool) -> Any:
-    """A step of a transformer, to be called."""
+    """Return a function that makes one training step of a transformer."""
     layer = nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
     network = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).cuda()
     model = DistributedDataParallel(network)
@@ -44,7 +44,7 @@ def trained(layers: int, width: int, rows: int, length: int, *, fused: bool) -> 
 
 
 def turn_ms(step: Any) -> float:
-    """Of one step of a turn."""
+    """Make a turn; return the mean time of its steps in milliseconds."""
     torch.cuda.synchronize()
     begun_s = time.perf_counter()
     for _ in range(STEPS):
@@ -54,7 +54,7 @@ def turn_ms(step: Any) -> float:
 
 
 def measure(size: str, *, fused: bool) -> dict[str, Any]:
-    """Turns with the wait and without."""
+    """Make turns with the wait and without; return the figures of one model."""
     from taskd.adaptors.groups.nccl import Verified
 
     verified = Verified(lambda: [dist.group.WORLD], lambda: None)
@@ -79,7 +79,7 @@ def measure(size: str, *, fused: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Each model with each optimizer."""
+    """Measure and print each model with each optimizer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each")
     args = parser.parse_args()

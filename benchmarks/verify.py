@@ -1,11 +1,15 @@
-"""What comparing the states of replicas costs the training: `python -m benchmarks.verify --json`.
+"""Cost to the training of comparing the states of replicas: `python -m benchmarks.verify --json`.
 
-Method. The job of `benchmarks.backup`, without copies: 2 ranks, Adam, a state of `--mib` a rank, steps of `--step-ms`
-that mostly sleep, as if a device worked. It is run with a digest of the whole state in every `--every`-th step
-(`TrainState(verify="replicas", every=1)`) and without any in turn, `--pairs` times. The floor is the job without.
+Method. The job is that of `benchmarks.backup`, without copies: 2 ranks, Adam, a state of `--mib` a rank, and steps of
+`--step-ms` that mostly sleep, as if a device worked. It runs with a digest of the whole state in every `--every`-th
+step (`TrainState(verify="replicas", every=1)`) and without any in turn, `--pairs` times. The floor is the job without
+digests.
 
-The last line has `overhead` (mean step with digests over mean step without, less one), `stall_ms` (what the main thread
-read or waited for each digest: in the commit and before the optimizer) and `mib` (bytes that are digested).
+The last line has these figures:
+
+- `overhead`: mean step with digests over mean step without, less one.
+- `stall_ms`: the main thread's time per digest for reading and waiting, in the commit and before the optimizer.
+- `mib`: size of the digested state in MiB.
 """
 
 import argparse
@@ -18,7 +22,7 @@ from benchmarks.job import measured, say
 
 
 def compare(directory: Path, args: argparse.Namespace) -> None:
-    """`--pairs` times with and without digests; prints each, and the means in the last line."""
+    """Run `--pairs` jobs with and without digests; print each, and the means in the last line."""
     verified, without = in_turn(directory, args, "every", args.every, lambda folder, every: run(folder, args, 0, every))
     digests = (args.steps + SETTLED) // args.every
     result = {

@@ -1,10 +1,10 @@
-"""What scripts do that is no step: generated from a seed, the same for a simulated job and for a real one.
+"""Work of scripts other than steps: generated from a seed, the same for a simulated job and for a real one.
 
 Rules:
 
 1. Each piece of work comes 20 to 120 steps after the one before, and takes 5 to 300 s: as often 5 to 40 as 40 to 300.
-2. Rank 0 does it alone, and the others wait in a barrier; every rank evaluates. Nobody announces anything.
-3. The first step takes as long as a piece of work does.
+2. Rank 0 does it alone, and the others wait in a barrier. Every rank evaluates. Nothing is announced to taskd.
+3. The first piece of work comes before the first step.
 """
 
 import math
@@ -23,7 +23,7 @@ _STEPS: Final = (20, 120)
 
 @dataclass(frozen=True)
 class Work:
-    """After step `after`, somebody is at this for so long."""
+    """Work of this kind, of `seconds` seconds, after step `after`."""
 
     after: int
     kind: str
@@ -31,7 +31,7 @@ class Work:
 
 
 def works(seed: int) -> Iterator[Work]:
-    """Without end."""
+    """Yield pieces of work without end."""
     dice = random.Random(seed)
     after = 0
     while True:

@@ -1,11 +1,13 @@
-/* beat.c - the native thread of a worker: beats, holds the life futex, watches the agent, obeys its commands, holds a break.
+/* beat.c - native thread of a worker: it beats, holds the life futex, watches the agent, executes its commands, and
+ * maintains a break of gloo.
  *
  * Rules:
  * 1. The thread never takes the GIL and never allocates; it sleeps on the box's doorbell, which the agent can ring.
- * 2. One robust futex lies in the box. However the thread ends, kill -9 included, the kernel marks the futex and wakes the
- *    agent before it tears the address space down, so the size of the process does not matter.
- * 3. It blocks all signals but the synchronous ones: blocked, those would make a process that cannot be killed by a fault.
- * 4. No orphan outlives its agent: when the agent is gone, the process ends with its group, or alone if it leads none. */
+ * 2. One robust futex lies in the box. However the thread ends, kill -9 included, the kernel marks the futex and wakes
+ *    the agent. That comes before the end of the address space, so the size of the process does not matter.
+ * 3. The thread blocks all signals except the synchronous ones. If those were blocked, a fault could not kill the
+ *    process.
+ * 4. No worker outlives its agent. When the agent is gone, the process kills its group if it leads one, else itself. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -24,10 +26,10 @@ enum { PERIOD_MS = 200, BROKEN_PERIOD_MS = 20, STACK_BYTES = 256 * 1024 };
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static int running;
 static struct robust_list_head robust;
-static struct td_box *held;                     /* whose life futex the thread holds; only the thread touches it */
+static struct td_box *held;                     /* box whose life futex the thread holds; only the thread uses this */
 
 static struct {
-    _Atomic int pid;                            /* 0: nobody is watched */
+    _Atomic int pid;                            /* 0: no process is watched */
     _Atomic int fd;                             /* -1: this kernel has no pidfd, or no descriptor was left */
     _Atomic int child;                          /* the watched process was the parent when the watch began */
 } agent = {.fd = -1};
@@ -92,7 +94,7 @@ static int ended(int pid)
     return gone;
 }
 
-/* The pidfd alone is not believed: a program that closes all descriptors may have put something else in its place. */
+/* The pidfd alone is no proof: a program that closes all descriptors may have reused its number for another file. */
 static int agent_gone(int pid)
 {
     int fd = atomic_load(&agent.fd);
@@ -148,7 +150,7 @@ static int spawn(void)
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     pthread_sigmask(SIG_BLOCK, &blocked, &before);
     int error = pthread_create(&thread, &attributes, beat, NULL);
-    if (error == EINVAL) {                      /* so much thread-local storage that it does not fit this stack */
+    if (error == EINVAL) {                      /* the thread-local storage is too large for this stack */
         pthread_attr_destroy(&attributes);
         pthread_attr_init(&attributes);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
@@ -159,7 +161,7 @@ static int spawn(void)
     return -error;
 }
 
-/* Starts the thread unless it runs. Returns 0 or -errno. */
+/* Start the thread unless it is running. Return 0 or -errno. */
 int td_beat_start(void)
 {
     int error = 0;
@@ -172,7 +174,7 @@ int td_beat_start(void)
     return error;
 }
 
-/* The thread is not in the child; neither is the kernel's list of its robust futexes. */
+/* The child has neither the thread nor the kernel's list of its robust futexes. */
 void td_beat_after_fork(void)
 {
     pthread_mutex_init(&starting, NULL);
@@ -184,8 +186,8 @@ void td_beat_after_fork(void)
     atomic_store(&agent.pid, 0);
 }
 
-/* A descriptor that is none of the standard ones: in a process started without its standard output, what the script
- * prints would go to it and fail. */
+/* Move a descriptor above the standard ones, and return it. In a process that was started without standard output, the
+ * script's output would otherwise go to this descriptor and fail. */
 static int above_standard(int fd)
 {
     if (fd < 0 || fd > STDERR_FILENO)
@@ -195,8 +197,8 @@ static int above_standard(int fd)
     return higher;
 }
 
-/* Ties this process to `pid`: when that process is gone (or already was), this one gets SIGKILL within 200 ms, with its
- * process group if it leads it. Returns 0 or -errno. */
+/* Tie this process to `pid`: when that process is gone (or already was), this one gets SIGKILL within 200 ms, with its
+ * process group if it leads one. Return 0 or -errno. */
 int taskd_watch_parent(int pid)
 {
     if (pid <= 0)

@@ -1,17 +1,18 @@
-/* binding.c - finds the gloo, NCCL or HCCL that a caller of our hooks means.
+/* binding.c - finds the functions of gloo, NCCL or HCCL that a caller of our hooks means.
  *
  * Rules:
- * 1. Python loads torch privately, so "the next definition in the global scope" is not torch's. The library that called is
- *    asked instead: it defines gloo or depends on what does. So a second gloo in the process (some other package has its
- *    own) keeps to its own code.
- * 2. A library is asked once; after that, a call costs the comparison of an address. Entries are never changed or freed:
- *    who links gloo stays loaded. The same for NCCL and HCCL, one function at a time.
- * 3. What a hook has called may end with a jump to another hook, which then seems to be called by the first one. It is
- *    meant for the library that this thread came from.
- *    And a function that ends with a jump to a hook is not seen, but who called it: if that does not know gloo, whoever
- *    has it is meant.
- * 4. What a caller does not depend on (it asked dlsym for any definition there is) is looked for among the libraries that
- *    are loaded, then loaded by its own name. What is nowhere is an error code of the hook, never the end of the process. */
+ * 1. Python loads torch privately, so the next definition in the global scope is not torch's. The calling library is
+ *    searched instead: it defines gloo, or depends on a library that does. So a second gloo in the process, of another
+ *    package, uses only its own code.
+ * 2. A library is searched once; after that, a call costs the comparison of an address. Entries are never changed or
+ *    freed, because a library that links gloo stays loaded. The same holds for NCCL and HCCL, one function at a time.
+ * 3. A function that a hook has called may end with a jump to another hook. The first hook then seems to be the caller
+ *    of the second. The true caller is the newest one of this thread.
+ *    If any other function ends with a jump to a hook, its own caller seems to call the hook. If that caller has no
+ *    gloo, the gloo of any loaded library is used.
+ * 4. A caller may not depend on the library of a function, because it requested any definition from dlsym. Then that
+ *    library is searched among the loaded ones, or loaded by its own name. If it does not exist, the hook returns an
+ *    error code; the process never ends. */
 #define _GNU_SOURCE
 #include "binding.h"
 #include "core.h"
@@ -24,14 +25,14 @@
 enum { MOST_CALLERS = 16 };
 
 struct caller {
-    struct td_gloo gloo;                        /* first: a td_gloo is given out for it */
+    struct td_gloo gloo;                        /* first member: td_gloo_of returns its address */
     void *library;
     _Atomic(void *) device[TD_DEVICE_FUNCTION_COUNT];
 };
 
 static struct caller known[MOST_CALLERS];
 static _Atomic int count;
-static __thread struct caller *newest __attribute__((tls_model("initial-exec")));       /* of this thread */
+static __thread struct caller *newest __attribute__((tls_model("initial-exec")));       /* per thread */
 static pthread_mutex_t adding = PTHREAD_MUTEX_INITIALIZER;
 
 struct object {
@@ -54,7 +55,7 @@ static int covers(struct dl_phdr_info *info, size_t size, void *data)
     return 0;
 }
 
-/* The same, with all segments of the object: code and data lie in different ones. */
+/* Do the same with all segments of the object, because code and data lie in different ones. */
 static int covers_any(struct dl_phdr_info *info, size_t size, void *data)
 {
     struct object *wanted = data;
@@ -84,8 +85,9 @@ static int is_ours(const void *address)
     return (uintptr_t)address >= own.low && (uintptr_t)address < own.high;
 }
 
-/* In a program linked with the core, the first definition is ours: then the one after it is meant. (dladdr could tell
- * too, in a millisecond: it goes through all symbols of a library, of which torch's has hundreds of thousands.) */
+/* Return the definition of `name` in `library` or its dependencies, else the next one after our own. In a program
+ * linked with the core, the first definition is ours. (dladdr could detect that too, but takes a millisecond: it goes
+ * through all symbols of a library, of which torch's has hundreds of thousands.) */
 static void *next_of(void *library, const char *name)
 {
     void *symbol = library ? dlsym(library, name) : NULL;
@@ -110,8 +112,8 @@ static int is_turn(struct dl_phdr_info *info, size_t size, void *data)
     return 1;
 }
 
-/* The first loaded object that has `name`, or depends on what has it; NULL if there is none. Each is opened on its own,
- * since the loader's list must not be held while the loader is asked. */
+/* Return the first loaded object that has `name` or depends on a library that has it; NULL if there is none. Each
+ * object is opened separately, because the loader must not be called during a walk of its list. */
 static void *provider(const char *name)
 {
     struct turn turn;
@@ -125,7 +127,8 @@ static void *provider(const char *name)
     return NULL;
 }
 
-/* One that the caller has or depends on, else whoever has it: a gloo may lack some, and a hook that is called has its own. */
+/* Return a symbol that the caller has or depends on, else that of any loaded library. A gloo may lack some symbols, but
+ * a hook is called only if its symbol exists. */
 static void *gloo_symbol(void *library, const char *name)
 {
     void *symbol = next_of(library, name);
@@ -167,7 +170,7 @@ static struct caller *add(uintptr_t address)
     struct object caller = {.address = address};
     pthread_mutex_lock(&adding);
     int upto = atomic_load(&count);
-    struct caller *found = search(address, upto);               /* somebody may have been quicker */
+    struct caller *found = search(address, upto);               /* another thread may have been quicker */
     if (!found && upto < MOST_CALLERS) {
         dl_iterate_phdr(covers, &caller);
         find(&known[upto], &caller);
@@ -178,7 +181,7 @@ static struct caller *add(uintptr_t address)
     return found ? found : &known[0];
 }
 
-/* Never NULL. */
+/* Return the entry of the caller at `address`, which is made at its first call. Never NULL. */
 static struct caller *caller_at(const void *address)
 {
     if (newest && is_ours(address))
@@ -192,7 +195,7 @@ static struct caller *caller_at(const void *address)
     return found;
 }
 
-/* Never NULL. `caller` is an address in the code that called a hook. */
+/* Return the gloo of `caller`, an address in the code that called a hook. Never NULL. */
 const struct td_gloo *td_gloo_of(const void *caller)
 {
     return &caller_at(caller)->gloo;
@@ -218,7 +221,7 @@ static void *find_device(struct caller *caller, enum td_device_function which)
     return library ? dlsym(library, name) : NULL;
 }
 
-/* The function that `caller` means by a name for which we have a hook; NULL if there is none. */
+/* Return the function that `caller` means by the name of one of our hooks; NULL if there is none. */
 void *td_device_function(const void *caller, enum td_device_function which)
 {
     struct caller *from = caller_at(caller);

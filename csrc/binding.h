@@ -1,4 +1,4 @@
-/* binding.h - the definitions before which our hooks stand: gloo's, and those of the libraries of devices. */
+/* binding.h - the functions that our hooks interpose: gloo's, and those of the libraries for devices. */
 #ifndef TASKD_BINDING_H
 #define TASKD_BINDING_H
 
@@ -19,7 +19,7 @@
 #define TD_GLOO_CONTEXT TD_TCP("7ContextC1ESt10shared_ptrINS1_6DeviceEEii")
 #define TD_GLOO_BUFFER TD_TCP("13UnboundBufferC1ERKSt10shared_ptrINS1_7ContextEEPvm")
 
-/* Each takes one reference to its options: our name, gloo's, what it is. */
+/* gloo's collectives: our name, gloo's symbol, kind of operation. Each function takes one reference to its options. */
 #define TD_GLOO_COLLECTIVES(DO)                                                                                              \
     DO(allreduce, "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE", TASKD_OP_ALLREDUCE)                                         \
     DO(allgather, "_ZN4gloo9allgatherERNS_16AllgatherOptionsE", TASKD_OP_ALLGATHER)                                          \
@@ -36,7 +36,7 @@
 enum td_gloo_collective { TD_GLOO_COLLECTIVES(TD_ENUMERATE) TD_GLOO_COLLECTIVE_COUNT };
 #undef TD_ENUMERATE
 
-/* The functions of a library of collectives on devices that have a hook, and the library's own name. */
+/* The functions that have a hook in the libraries of collectives on devices, each with its library's own name. */
 #define TD_NCCL "libnccl.so.2"
 #define TD_HCCL "libhccl.so"
 #define TD_DEVICE_FUNCTIONS(DO)                                                                                              \
@@ -63,7 +63,7 @@ typedef void td_drop_fn(void *device, int fd, void *handler);
 typedef bool td_wait_fn(void *buffer, int *peer, long timeout_ms);
 typedef void td_abort_fn(void *buffer);
 
-/* The gloo that the code between `low` and `high` uses. */
+/* Functions of the gloo that the code between `low` and `high` uses. */
 struct td_gloo {
     uintptr_t low, high;
     td_add_fn *add;
@@ -82,7 +82,7 @@ struct td_gloo {
 const struct td_gloo *td_gloo_of(const void *caller);
 void *td_device_function(const void *caller, enum td_device_function which);
 
-/* The code that called the function in which this stands. */
+/* Address of the code that called the function which contains this macro. */
 #define TD_CALLER() __builtin_extract_return_addr(__builtin_return_address(0))
 
 #endif

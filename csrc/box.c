@@ -1,7 +1,7 @@
 /* box.c - the worker's side of the black box: map it, claim it, write into it.
  *
  * Rules:
- * 1. A process without a box writes into a private sink, so that no writer ever asks whether there is one.
+ * 1. A process without a box writes into a private sink, so no writer has to check for a box.
  * 2. A box has one owner, the process whose compare-and-swap on `owner` came first; after exec the same pid may claim again.
  * 3. A forked child loses the box before any code of its own runs; it may then attach to another one.
  * 4. Writers take no lock and allocate nothing. */
@@ -47,7 +47,7 @@ static void after_fork(void)
     struct td_box *inherited = td_current();
     atomic_store(&current, &sink);
     if (inherited != &sink)
-        munmap(inherited, sizeof *inherited);   /* so that nothing in the child can reach it */
+        munmap(inherited, sizeof *inherited);   /* so nothing in the child can reach it */
     attached_path[0] = 0;
     pthread_mutex_init(&attaching, NULL);
     td_beat_after_fork();
@@ -72,7 +72,7 @@ static int check(int fd)
 {
     struct stat file;
     struct td_identity known;
-    if (syscall(SYS_fstat, fd, &file))          /* the kernel's record is libc's on 64-bit machines; held.h has the why */
+    if (syscall(SYS_fstat, fd, &file))          /* not fstat: held.h; on 64-bit machines both fill the same struct */
         return -errno;
     if (file.st_uid != geteuid())
         return -EPERM;
@@ -83,7 +83,7 @@ static int check(int fd)
     return known.magic == TD_MAGIC && known.version == TASKD_VERSION && known.size == sizeof(struct td_box) ? 0 : -EPROTO;
 }
 
-/* Maps an existing box into *out after checking whose it is, its size and its version. `opened`, if not NULL, gets its
+/* Map an existing box into *out, after a check of its user, size and version. `opened`, if not NULL, gets its
  * descriptor. */
 int td_map(const char *path, struct td_box **out, int *opened)
 {
@@ -105,7 +105,8 @@ int td_map(const char *path, struct td_box **out, int *opened)
     return error;
 }
 
-/* Memory of a file that somebody may cut, until it is told with 0 bytes. By any thread. 0, or -ENOSPC. */
+/* Guard the memory of a file that somebody may cut; a call with 0 bytes ends the guard. Any thread may call this.
+ * Return 0, or -ENOSPC. */
 int taskd_guard(const void *at, int64_t bytes)
 {
     for (int i = 0; i < GUARDED; i++) {
@@ -130,8 +131,8 @@ static int is_guarded(uintptr_t address)
     return 0;
 }
 
-/* Called by the handler of a SIGBUS: was this address in a box, or another guarded file, that somebody has cut? Then a
- * page of this process alone takes the place of the one that is missing, and what is written there nobody sees. */
+/* Called by the handler of a SIGBUS. If the address is in a box or another guarded file, that file was cut. Replace the
+ * missing page by a private one, whose content no other process gets. Return whether the page was replaced. */
 int td_replace_cut(const void *address)
 {
     uintptr_t at = (uintptr_t)address, bytes = (uintptr_t)getpagesize();
@@ -151,15 +152,15 @@ static int claim(struct td_box *box)
     return 0;
 }
 
-/* Undoes a claim whose beat thread did not come up: without it nobody would see the owner's death. The mapping stays,
- * because a thread that is merely late may still look at it. */
+/* Undo a claim whose beat thread did not start: without it the owner's death would not be detected. The mapping stays,
+ * because a thread that is merely late may still read it. */
 static void let_go(struct td_box *box)
 {
     atomic_store(&current, &sink);
     atomic_store(&box->identity.owner, 0);
 }
 
-/* From here on the beat thread works on `box`; ends when it holds the life futex, so that a death is seen from now on. */
+/* Let the beat thread work on `box`, and wait until it holds the life futex. From then on a death is detected. */
 static int come_alive(struct td_box *box)
 {
     td_u32 *word = &box->life.word;
@@ -178,7 +179,7 @@ static int come_alive(struct td_box *box)
     return 0;
 }
 
-/* Cannot fail: the beat thread is up, and what is no pid is not watched. */
+/* Cannot fail: the beat thread is running, and a value that is no pid is not watched. */
 static void watch_agent(void)
 {
     const char *pid = getenv("TASKD_AGENT_PID");
@@ -217,8 +218,9 @@ static int attach(const char *path, int rank, int incarnation)
     return 0;
 }
 
-/* Claims the box at `path` for this process and starts its beat. Again for the same path: only rank and incarnation change.
- * -EBUSY: another process has it; -EALREADY: this process has another one; -EPERM, -EINVAL, -EPROTO: not a box of ours. */
+/* Claim the box at `path` for this process and start its beat. A repeated call for the same path changes only rank and
+ * incarnation. -EBUSY: another process has it; -EALREADY: this process has another one; -EPERM, -EINVAL, -EPROTO: not a
+ * box of ours. */
 int taskd_attach(const char *path, int rank, int incarnation)
 {
     if (!path || !*path)
@@ -231,14 +233,16 @@ int taskd_attach(const char *path, int rank, int incarnation)
 
 _Static_assert(sizeof(struct td_progress) == TASKD_PROGRESS_BYTES, "what Python maps");
 
-/* Where the one thread that counts steps stores each step and its time by itself: the first call into C after a step
- * costs more than all the rest. The address changes with taskd_attach and with fork. */
+/* Return the memory where the one thread that counts steps stores each step and its time. It does so by itself, because
+ * the first call into C after a step costs more than all the rest. The address changes with taskd_attach and with
+ * fork. */
 int64_t *taskd_progress(void)
 {
     return (int64_t *)&td_current()->progress;
 }
 
-/* What the main thread is about to do, 0 to 255, in the caller's own numbering. Called by the thread that counts steps. */
+/* Record the main thread's next phase: 0 to 255, in the caller's own numbering. Called by the thread that counts
+ * steps. */
 void taskd_phase(int phase)
 {
     struct td_progress *progress = &td_current()->progress;

@@ -1,12 +1,12 @@
-"""Compiles csrc/ into libtaskd.so and libtaskd_core.so. `python csrc/build_libs.py` does it in the source tree.
+"""Compile csrc/ into libtaskd.so and libtaskd_core.so. `python csrc/build_libs.py` builds them in the source tree.
 
 Rules:
 
 1. Both objects are plain shared libraries, not Python extensions: one wheel serves every Python 3 of a platform.
-2. A library is linked under another name, checked, and moved into place: processes that map the old one keep it.
-3. A preloaded library that cannot be linked kills every process, so the gate is tried on /bin/true and on Python, and
-   must need nothing (`objects.py`). A library that fails is not shipped.
-4. The core is compiled for the glibc that torch's wheels need, whatever glibc is here (`held.h`).
+2. A library is linked under another name, checked, and moved into place. Processes that map the old one keep it.
+3. A preloaded library that cannot be linked kills every process. So the gate must need nothing (`objects.py`), and it
+   is tried on /bin/true and on Python. A library that fails is not shipped.
+4. The core is compiled for the glibc that torch's wheels need, independent of the glibc of this machine (`held.h`).
 """
 
 import os
@@ -33,13 +33,13 @@ SOURCES = {
 }  # fmt: skip
 # nodelete: atfork and exit handlers and the beat thread point into the core for the rest of the process's life.
 CORE_FLAGS = ("-fexceptions", "-pthread", f"-include{CSRC / 'held.h'}", "-Wl,-z,now", "-Wl,-z,nodelete", "-ldl")
-# Nothing that a compiler or a distribution adds by itself: start files, libc, checks of the stack and of copies.
+# Leave out all that a compiler or a distribution adds by itself: start files, libc, checks of the stack and of copies.
 GATE_FLAGS = ("-nostdlib", "-ffreestanding", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-Wl,-z,now")
 EXTRA = {GATE: GATE_FLAGS, CORE: CORE_FLAGS}
 
 
 def compile_library(name: str, target: Path) -> None:
-    """Compiles and links one library, or ends the build with the compiler's words."""
+    """Compile and link one library, or end the build with the compiler's message."""
     compiler = shlex.split(os.environ.get("CC", "cc"))
     sources = [str(CSRC / source) for source in SOURCES[name]]
     command = [*compiler, *FLAGS, f"-Wl,-soname,{name}", "-o", str(target), *sources, *EXTRA[name]]
@@ -52,14 +52,14 @@ def compile_library(name: str, target: Path) -> None:
 
 
 def check_needs(gate: Path) -> None:
-    """Ends the build if the gate needs anything."""
+    """End the build if the gate needs anything from the program that loads it."""
     flaws = objects.gate_flaws(objects.read(gate))
     if flaws:
         raise SystemExit(f"{GATE} would not load everywhere: {'; '.join(flaws)}; look at what csrc/gate.c calls")
 
 
 def check_harmless(gate: Path) -> None:
-    """Ends the build if a process under the gate fails or says anything."""
+    """End the build if a process under the gate fails or writes to stderr."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TASKD_")}
     environment["LD_PRELOAD"] = str(gate)
     for command in (["/bin/true"], [sys.executable, "-S", "-c", ""]):
@@ -69,7 +69,7 @@ def check_harmless(gate: Path) -> None:
 
 
 def build_libraries(folder: Path) -> None:
-    """Puts both libraries into `folder`, both or none."""
+    """Compile and check both libraries and move them into `folder`: both or none."""
     folder.mkdir(parents=True, exist_ok=True)
     drafts = {name: folder / f".{name}.{os.getpid()}" for name in (CORE, GATE)}
     try:
@@ -85,7 +85,7 @@ def build_libraries(folder: Path) -> None:
 
 
 def build(root: Path) -> None:
-    """Builds both libraries and the generated module into the package under `root`."""
+    """Build both libraries and the generated module into the package under `root`."""
     build_libraries(root / LIBS)
     build_box.write_module(root / BOX_MODULE)
 

@@ -1,11 +1,12 @@
-/* clocks.c - whether Python's main thread goes on, and whether any thread can have the GIL.
+/* clocks.c - checks whether Python's main thread makes progress, and whether any thread can take the GIL.
  *
  * Rules:
- * 1. The beat thread never takes the GIL. It posts a pending call, for which it needs none, and the main thread runs that
- *    between two bytecodes. While the answer comes within a beat, nobody else is disturbed.
- * 2. Only when it does not, a waiting Python thread is woken: it has to take the GIL to come back here.
- * 3. Nothing is posted to an interpreter that is coming up or going down: Python says when questions may be asked.
- * 4. The question stands in the box with its time, so that "no answer" is told from "not asked". */
+ * 1. The beat thread never takes the GIL. It posts a pending call, which needs no GIL. The main thread runs that call
+ *    between two bytecodes. If the answer comes within a beat, no other thread is disturbed.
+ * 2. Only if the answer is late, a waiting Python thread is woken. It has to take the GIL to return here.
+ * 3. Nothing is posted to an interpreter that is starting or ending: Python code allows and forbids probes
+ *    (taskd_probe).
+ * 4. The box has the time of an open request, which distinguishes "no answer" from "no request". */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -16,15 +17,15 @@ extern __attribute__((weak, visibility("default"))) int Py_AddPendingCall(int (*
 static pthread_mutex_t asking = PTHREAD_MUTEX_INITIALIZER;
 static int allowed;
 static _Atomic int posted;                      /* the pending call has not run yet */
-static td_u32 woken;                            /* the futex of the waiting thread: how often it was asked, or told to end */
-static uint32_t heard;                          /* only the waiting thread looks */
+static td_u32 woken;                            /* futex of the waiting thread: counts requests, also the one to end */
+static uint32_t heard;                          /* newest request that was answered; only the waiting thread uses it */
 
 static void set(td_i64 *clock, int64_t ns)
 {
     atomic_store_explicit(clock, ns, memory_order_relaxed);
 }
 
-/* Called by any Python thread: it could take the GIL. */
+/* Record that a thread could take the GIL. Any Python thread may call this. */
 void taskd_gil_beat(void)
 {
     struct td_beats *beats = &td_current()->beats;
@@ -47,7 +48,7 @@ static void ask_main(struct td_beats *beats)
 {
     atomic_store(&posted, 1);
     set(&beats->main_asked_ns, td_now_ns());
-    if (Py_AddPendingCall(on_main, NULL)) {     /* the queue is full of others' calls: that is no answer either */
+    if (Py_AddPendingCall(on_main, NULL)) {     /* the queue is full of others' calls: then there is no request */
         set(&beats->main_asked_ns, 0);
         atomic_store(&posted, 0);
     }
@@ -59,7 +60,7 @@ static void wake(void)
     td_futex_wake_all(&woken);
 }
 
-/* Called by the beat thread at each beat. */
+/* Probe the interpreter. Called by the beat thread at each beat. */
 void td_clocks_ask(struct td_box *box)
 {
     struct td_beats *beats = &box->beats;
@@ -73,8 +74,8 @@ void td_clocks_ask(struct td_box *box)
     pthread_mutex_unlock(&asking);
 }
 
-/* From when (1) and until when (0) the interpreter may be asked. Returns 1 if that is new, and the caller is to have a
- * thread call taskd_gil_wait for as long as that returns 1; 0 if it was so already, or there is no Python. */
+/* Allow (1) or forbid (0) probes of the interpreter. Return 1 if that is a change, 0 if not or if there is no Python.
+ * After a change to 1, the caller must let a thread call taskd_gil_wait for as long as that returns 1. */
 int taskd_probe(int on)
 {
     pthread_mutex_lock(&asking);
@@ -95,8 +96,8 @@ static int is_allowed(void)
     return result;
 }
 
-/* Called with the GIL, which the caller lets go of meanwhile: waits until somebody wants to know whether it can be had
- * again. Returns 0 when nobody will. */
+/* Wait for the next request to take the GIL; return 1 then, or 0 when no more will come. The calling thread holds the
+ * GIL before and after the call, and releases it meanwhile. */
 int taskd_gil_wait(void)
 {
     taskd_gil_beat();
@@ -111,7 +112,7 @@ int taskd_gil_wait(void)
     return 0;
 }
 
-/* The thread that waits is not in the child, and what was posted was the parent's. */
+/* The child does not have the waiting thread, and a posted call was the parent's. */
 void td_clocks_after_fork(void)
 {
     pthread_mutex_init(&asking, NULL);

@@ -1,11 +1,12 @@
-/* coll.c - the communicators of this process, and how its collectives are numbered.
+/* coll.c - communicators of this process, and numbers of its collectives.
  *
  * Rules:
- * 1. A communicator is found by its address, in a table of the box with open addressing. Opening and closing take a lock,
- *    looking up does not: who uses a communicator while another thread closes it has more to fear than a wrong number.
- * 2. Collectives of one communicator are numbered from 1 in the order of their calls, which is the same on all ranks; gloo's
- *    have a number of their own. Transfers between two ranks have none: their order differs.
- * 3. When the table is full, the communicator that was opened first goes. */
+ * 1. A communicator is found by its address, in a table of the box with open addressing. Opening and closing take a
+ *    lock; a search does not. If one thread uses a communicator while another closes it, a wrong number is the least
+ *    damage.
+ * 2. Collectives of one communicator are numbered from 1 in the order of their calls, which is the same on all ranks.
+ *    gloo's collectives have numbers of their own. Transfers between two ranks have none, because their order differs.
+ * 3. When the table is full, the oldest communicator is removed. */
 #define _GNU_SOURCE
 #include "coll.h"
 
@@ -40,7 +41,7 @@ static struct td_comm *find(struct td_box *box, uint64_t handle)
     return NULL;
 }
 
-/* A free place on the way on which `find` looks, or the oldest one of all. */
+/* Return a free place on the search path of `find`, or the place of the oldest communicator. */
 static struct td_comm *vacate(struct td_box *box, uint64_t handle)
 {
     struct td_comm *oldest = &box->comms[0].comm;
@@ -57,13 +58,13 @@ static struct td_comm *vacate(struct td_box *box, uint64_t handle)
 
 static uint64_t begin(struct td_comm *comm)
 {
-    uint64_t seq = atomic_load_explicit(&comm->seq, RELAXED) | 1;     /* odd already if a thread was killed by exec here */
+    uint64_t seq = atomic_load_explicit(&comm->seq, RELAXED) | 1;     /* odd already if an exec killed a thread here */
     atomic_store_explicit(&comm->seq, seq, RELAXED);
     atomic_thread_fence(memory_order_release);
     return seq;
 }
 
-/* From now on `handle` means the communicator `id`, in which this process is `rank` of `ranks`; -1: not known. */
+/* Record that `handle` is now the communicator `id`, in which this process is `rank` of `ranks`; -1: not known. */
 void td_comm_open(const void *handle, uint32_t backend, uint64_t id, int rank, int ranks)
 {
     struct td_box *box = td_current();
@@ -97,7 +98,7 @@ void td_comm_close(const void *handle)
     pthread_mutex_unlock(&opening);
 }
 
-/* The communicator's newest collective has this number, if that is the highest one. */
+/* Record the number of a communicator's collective, if it is the highest so far. */
 void td_comm_reached(const void *handle, uint64_t number)
 {
     struct td_comm *comm = handle ? find(td_current(), (uint64_t)(uintptr_t)handle) : NULL;
@@ -106,14 +107,14 @@ void td_comm_reached(const void *handle, uint64_t number)
         ;
 }
 
-/* 0 if it is not known. */
+/* Return the communicator's id, 0 if it is not known. */
 uint64_t td_comm_id(const void *handle)
 {
     struct td_comm *comm = handle ? find(td_current(), (uint64_t)(uintptr_t)handle) : NULL;
     return comm ? atomic_load_explicit(&comm->id, RELAXED) : 0;
 }
 
-/* How many times before the communicator was split: a number that all its ranks agree on. */
+/* Count a split of the communicator, and return the number of earlier ones. All its ranks agree on that number. */
 uint32_t td_comm_next_part(const void *handle)
 {
     struct td_comm *comm = handle ? find(td_current(), (uint64_t)(uintptr_t)handle) : NULL;
@@ -126,7 +127,7 @@ static int is_numbered(uint32_t op)
     return kind >= TASKD_OP_ALLREDUCE && kind <= TASKD_OP_BARRIER;
 }
 
-/* Notes that an operation on the communicator at `handle` begins; returns the ticket for taskd_leave. */
+/* Record the start of an operation on the communicator at `handle`; return the ticket for taskd_leave. */
 uint64_t td_collective(uint32_t op, const void *handle, uint64_t bytes, uint32_t dtype, int32_t peer)
 {
     struct td_comm *comm = handle ? find(td_current(), (uint64_t)(uintptr_t)handle) : NULL;

@@ -1,10 +1,10 @@
-/* coll.h - collectives and communicators, as the hooks note them. */
+/* coll.h - collectives and communicators, as the hooks record them. */
 #ifndef TASKD_COLL_H
 #define TASKD_COLL_H
 
 #include "core.h"
 
-/* Ends with the scope that it stands in, also by a C++ exception. */
+/* Record of an open operation. It ends with its scope, also on a C++ exception. */
 struct td_note {
     uint64_t ticket;
 };

@@ -1,4 +1,4 @@
-/* core.h - what the files of libtaskd_core.so share; none of it is exported. */
+/* core.h - declarations that the files of libtaskd_core.so share; none of them is exported. */
 #ifndef TASKD_CORE_H
 #define TASKD_CORE_H
 
@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* box.c: never NULL; a private sink while this process has no box. */
+/* box.c; td_current() never returns NULL: it returns a private sink while this process has no box. */
 struct td_box *td_current(void);
 int td_map(const char *path, struct td_box **out, int *fd);
 int td_replace_cut(const void *address);
@@ -76,7 +76,7 @@ static inline int64_t td_now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-/* Shared futexes, because the other side is another process. timeout_ns < 0 waits for ever. Returns 0 or -errno. */
+/* Shared futexes, because the other side is another process. timeout_ns < 0 means no limit. Return 0 or -errno. */
 static inline int td_futex_wait(td_u32 *word, uint32_t seen, int64_t timeout_ns)
 {
     struct timespec limit = {.tv_sec = timeout_ns / 1000000000, .tv_nsec = timeout_ns % 1000000000};

@@ -1,15 +1,17 @@
-/* death.c - fatal signals and SIGTERM leave a record in the box, and then go to whoever would have had them.
+/* death.c - fatal signals and SIGTERM leave a record in the box, and then take their original effect.
  *
  * Rules:
- * 1. Ours is the handler that the kernel knows; the program's own is kept here, shown to whoever asks, and called from
- *    ours. With the gate that holds for every sigaction and signal; without it, for the handlers found at the attach.
- * 2. The exit status stays what it would have been: where the program has no handler, the default comes back and the
- *    signal again, by itself (a fault repeats) or from here with the same siginfo.
- * 3. A handler takes no lock, allocates nothing and does not ask the loader: numbers are put down, the agent resolves them.
- * 4. The record is whole before the stack is walked, and a fault in the walk ends the walk alone.
- * 5. A box that was cut is no fault of the program's, which goes on without it.
- * 6. The first fault stays, unless the program has handled it and went on. A signal that a handler sends again to its own
- *    process is the same fault. A handler that jumps out of itself is taken for one that lets the process die. */
+ * 1. The kernel has our handler. The program's own handler is kept here, returned to callers of sigaction, and called
+ *    from ours. With the gate, that holds for every sigaction and signal; without it, for handlers set before the
+ *    attach.
+ * 2. The exit status does not change. If the program has no handler, the default is restored and the signal comes
+ *    again: by itself (a fault repeats), or sent from here with the same siginfo.
+ * 3. A handler takes no lock, allocates nothing and does not call the loader. It records numbers; the agent resolves
+ *    them.
+ * 4. The record is complete before the stack is walked. A fault during the walk ends only the walk.
+ * 5. A cut box is no fault of the program, which continues without it.
+ * 6. The first fault stays, unless the program has handled it and continued. A signal that a handler sends again to its
+ *    own process is the same fault. A handler that leaves by a jump is treated as one that lets the process die. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -30,14 +32,14 @@ enum { KEPT_FLAGS = SA_RESTART | SA_NODEFER | SA_ONSTACK };
 typedef int sigaction_fn(int, const struct sigaction *, struct sigaction *);
 typedef sighandler_t signal_fn(int, sighandler_t);
 
-/* In libtaskd.so, if that was preloaded: sends both functions here from now on, and gives back the true one. */
+/* In libtaskd.so, if that was preloaded: redirects both functions to this file, and returns the true sigaction. */
 extern __attribute__((weak, visibility("default"))) sigaction_fn *taskd_gate_chain(sigaction_fn *, signal_fn *);
 
 static const int watched[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM};
 
 static struct {
-    _Atomic(void *) handler;                    /* what the program believes to be there */
-    struct sigaction action;                    /* the same, for whoever asks */
+    _Atomic(void *) handler;                    /* the program's own handler */
+    struct sigaction action;                    /* the same with its options, for callers of sigaction */
 } program[_NSIG];
 static sigaction_fn *true_sigaction;
 static pthread_key_t stack_key;
@@ -83,7 +85,8 @@ static uint64_t pc_of(const void *context)
 #endif
 }
 
-/* Who called what was interrupted, if that was to be a function: a call of nothing has no other trace. */
+/* Return the caller of the interrupted code, if that is a function at its start. A call of an address without code
+ * leaves no other trace. */
 static uint64_t caller_of(const void *context)
 {
 #if defined __x86_64__
@@ -96,7 +99,7 @@ static uint64_t caller_of(const void *context)
 #endif
 }
 
-/* Whether this thread is to write the record. */
+/* Try to take the record for this thread; return whether this thread must write it. */
 static int take(struct td_fault *fault, int signum, const siginfo_t *info)
 {
     uint32_t state = TASKD_FAULT_NONE;
@@ -108,7 +111,7 @@ static int take(struct td_fault *fault, int signum, const siginfo_t *info)
     return atomic_compare_exchange_strong(&fault->state, &state, again ? TASKD_FAULT_TRACED : TASKD_FAULT_WRITING) && !again;
 }
 
-/* Without our own frames. A walk that got nowhere gives way to the one caller that is known. */
+/* Store the frames, without our own. If the walk found no caller, store the one caller that is known. */
 static void put_frames(struct td_fault *fault, void *const *found, int count, uint64_t caller)
 {
     uint64_t pc = atomic_load_explicit(&fault->pc, RELAXED);
@@ -123,7 +126,7 @@ static void put_frames(struct td_fault *fault, void *const *found, int count, ui
     atomic_store_explicit(&fault->frames, (uint32_t)used, RELAXED);
 }
 
-/* A spoilt stack may make the unwinder fault; that signal comes back to the sigsetjmp. */
+/* Walk the stack. A corrupt stack may make the unwinder fault; that signal returns to the sigsetjmp. */
 static void trace(struct td_fault *fault, const void *context)
 {
     void *found[TASKD_FRAMES + OWN_FRAMES];
@@ -145,7 +148,7 @@ static void trace(struct td_fault *fault, const void *context)
     put_frames(fault, found, count, caller);
 }
 
-/* Returns whether this call wrote the record. */
+/* Record a fault, and return whether this call wrote the record. */
 static int record(struct td_fault *fault, int signum, const siginfo_t *info, const void *context)
 {
     char name[TASKD_THREAD_NAME_BYTES] = "";
@@ -178,7 +181,8 @@ static void believe(int signum, const struct sigaction *action)
     atomic_store(&program[signum].handler, (void *)action->sa_handler);
 }
 
-/* The default comes back. What was sent is sent again and arrives when the handler returns; a fault repeats by itself. */
+/* Restore the default action. A signal that was sent is sent again, and arrives when the handler returns. A fault
+ * repeats by itself. */
 static void die(int signum, siginfo_t *info)
 {
     struct sigaction action = {.sa_handler = SIG_DFL};
@@ -187,11 +191,11 @@ static void die(int signum, siginfo_t *info)
         syscall(SYS_rt_tgsigqueueinfo, getpid(), syscall(SYS_gettid), signum, info);
 }
 
-/* Returns whether the program had a handler, which has returned. */
+/* Call the program's handler, or restore the default. Return whether the program had a handler, which has returned. */
 static int pass_on(int signum, siginfo_t *info, void *context)
 {
     void *handler = atomic_load(&program[signum].handler);
-    if (handler == (void *)SIG_IGN)                     /* it has become so in another thread just now */
+    if (handler == (void *)SIG_IGN)                     /* another thread has set it just now */
         return 1;
     if (handler == (void *)SIG_DFL) {
         die(signum, info);
@@ -199,7 +203,7 @@ static int pass_on(int signum, siginfo_t *info, void *context)
     }
     if (program[signum].action.sa_flags & SA_RESETHAND)
         believe(signum, &(struct sigaction){.sa_handler = SIG_DFL});
-    ((void (*)(int, siginfo_t *, void *))handler)(signum, info, context);      /* one that takes only the number does not see the rest */
+    ((void (*)(int, siginfo_t *, void *))handler)(signum, info, context);      /* may ignore all but the number */
     return 1;
 }
 
@@ -213,7 +217,7 @@ static void on_signal(int signum, siginfo_t *info, void *context)
         return;
     }
     struct td_box *box = td_current();
-    int owned = atomic_load(&box->identity.owner) == getpid();      /* not so in a forked child */
+    int owned = atomic_load(&box->identity.owner) == getpid();      /* false in a forked child */
     if (owned && signum == SIGTERM)
         note_request(&box->request, info);
     else if (owned)
@@ -225,7 +229,7 @@ static void on_signal(int signum, siginfo_t *info, void *context)
     }
 }
 
-/* Tells the kernel of our handler for the program's `action`, or to ignore the signal. */
+/* Install our handler for the program's `action`, or let the kernel ignore the signal. */
 static int install(int signum, const struct sigaction *action)
 {
     if (action->sa_handler == SIG_IGN)
@@ -242,7 +246,7 @@ static int chained_sigaction(int signum, const struct sigaction *action, struct 
     struct sigaction before = program[signum].action;
     if (action) {
         struct sigaction wanted = *action;
-        believe(signum, &wanted);               /* first: a signal may come as soon as the kernel knows */
+        believe(signum, &wanted);               /* first: a signal may come as soon as it is installed */
         if (install(signum, &wanted)) {
             believe(signum, &before);
             return -1;
@@ -275,7 +279,8 @@ __attribute__((constructor)) static void make_stack_key(void)
     has_stack_key = !pthread_key_create(&stack_key, drop_stack);
 }
 
-/* Gives the calling thread a stack for handlers, so that an overflow of its own can be recorded. It may have one. */
+/* Give the calling thread a stack for handlers, unless it has one. Then an overflow of its own stack can be
+ * recorded. */
 void td_death_stack(void)
 {
     stack_t current;
@@ -295,7 +300,8 @@ void td_death_stack(void)
     errno = saved;
 }
 
-/* Called by the thread that has attached a box. The chain outlives the box and is inherited by forked children. */
+/* Install our handlers. Called by the thread that has attached a box. They outlive the box, and forked children inherit
+ * them. */
 void td_death_watch(void)
 {
     void *frames[2];

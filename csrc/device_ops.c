@@ -1,11 +1,12 @@
-/* device_ops.c - the collectives of NCCL and HCCL, put down as the host enqueues them.
+/* device_ops.c - records of NCCL's and HCCL's collectives, as the host enqueues them.
  *
  * Rules:
- * 1. Both are C interfaces that their makers let others stand before; a hook notes, calls the true function, notes again.
- *    The return is "enqueued", not "done": what the device does is told by the library's own profiler (nccl_profiler.c).
- * 2. What all ranks of a communicator know gives its id: NCCL's unique id, HCCL's root information, and for a part of a
- *    communicator the id of the whole with what was asked for.
- * 3. Where the true function is missing the hook returns the library's code for an internal error. */
+ * 1. Both are C interfaces that their makers allow others to interpose. A hook records the start, calls the true
+ *    function, and records the return. The return means "enqueued", not "done": the library's own profiler reports the
+ *    activity of the device (nccl_profiler.c).
+ * 2. The id of a communicator comes from data that all its ranks share: NCCL's unique id, or HCCL's root information.
+ *    For a part of a communicator, it comes from the id of the whole and the arguments of the split.
+ * 3. If the true function is missing, the hook returns the library's code for an internal error. */
 #define _GNU_SOURCE
 #include "binding.h"
 #include "coll.h"
@@ -19,7 +20,7 @@ struct nccl_id {
     char internal[NCCL_ID_BYTES];
 };
 
-/* The true function, of the same type as the hook in which this stands, as `real`. */
+/* Define `real`, the true function. It has the type of the hook that contains this macro. */
 #define REAL(name, error)                                                                                                    \
     __typeof__(&name) real = (__typeof__(&name))td_device_function(TD_CALLER(), TD_##name);                                  \
     if (!real)                                                                                                               \
@@ -104,7 +105,7 @@ EXPORTED int ncclRecv(void *recv, size_t count, int type, int peer, void *comm, 
     return real(recv, count, type, peer, comm, stream);
 }
 
-/* What is being opened is usable, or will be without another call. */
+/* Return whether the new communicator is usable, or will be without another call. */
 static int opened(int result, void *const *comm)
 {
     return (!result || result == NCCL_IN_PROGRESS) && comm && *comm;
@@ -154,7 +155,7 @@ EXPORTED int ncclCommSplit(void *comm, int color, int key, void **part, void *co
     int result = real(comm, color, key, part, config), rank = NOBODY, ranks = NOBODY;
     if (!opened(result, part))
         return result;
-    if (!result) {                              /* else it cannot be asked yet */
+    if (!result) {                              /* else the part cannot answer yet */
         rank = ask(TD_CALLER(), TD_ncclCommUserRank, *part);
         ranks = ask(TD_CALLER(), TD_ncclCommCount, *part);
     }

@@ -1,9 +1,9 @@
-/* end.c - how the process ended, as far as it can say so itself: its exit status and its last words.
+/* end.c - the process's own record of its end: its exit status and its last words.
  *
  * Rules:
- * 1. on_exit sees a return from main as well as exit(), which an interposed exit() does not; _exit and signals leave no
- *    record here, the agent has them from waitid.
- * 2. The first exit stays, and the newest words. They are written by the owner of the box alone, never by a forked child. */
+ * 1. on_exit covers a return from main as well as exit(), unlike an interposed exit(). _exit and signals leave no
+ *    record here; the agent gets them from waitid.
+ * 2. The first exit stays, and the newest words. Only the owner of the box writes them, never a forked child. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -22,7 +22,7 @@ static void record_exit(int status, void *unused)
     atomic_store_explicit(&box->end.cause, TASKD_END_EXIT, memory_order_release);
 }
 
-/* Called when a box has been attached; a forked child has inherited the registration. */
+/* Register the record of an exit. Called when a box has been attached; a forked child inherits the registration. */
 void td_end_watch(void)
 {
     static int watching;
@@ -30,7 +30,7 @@ void td_end_watch(void)
         watching = on_exit(record_exit, NULL) == 0;
 }
 
-/* Not in the middle of a character of UTF-8. */
+/* Return the length of the text that fits, without a cut in the middle of a UTF-8 character. */
 static int cut(const char *text, int bytes)
 {
     if (bytes <= TASKD_WORDS_BYTES)
@@ -40,8 +40,8 @@ static int cut(const char *text, int bytes)
     return bytes;
 }
 
-/* Puts down why this process will end, for example an exception: the first TASKD_WORDS_BYTES of `text`. Returns how many
- * were taken. -EBUSY: another thread is doing so; -ENOTCONN: this process has no box. */
+/* Record why this process will end, for example an exception: the first TASKD_WORDS_BYTES of `text`. Return the number
+ * of recorded bytes. -EBUSY: another thread is recording; -ENOTCONN: this process has no box. */
 int taskd_last_words(const char *text, int bytes)
 {
     struct td_box *box = td_current();

@@ -1,16 +1,16 @@
-/* frameless.c - a callable that stands in another one's place and leaves no frame between it and its caller.
+/* frameless.c - a callable that replaces another one, without a frame between that one and its caller.
  *
  * Rules:
  * 1. A wrapper written in Python is a frame. `warnings.warn(stacklevel=2)` then names the wrapper's line, and every
- *    traceback shows it. What is called from C has its caller's frame right above its own.
- * 2. Of its parts only `original` is ever seen: attributes, class, hash, equality and repr are the original's. So
- *    inspect, pickle, torch.compile and tables keyed by functions take one for the other.
- * 3. `around` is a generator function, called with the arguments. At each `yield` it is no frame on the stack. For None
- *    the original is called with the given arguments, for (call, args, options) that; the result is sent, or the error
- *    thrown.
- *    `chosen` is less: given the first argument it returns what is called with the others in the original's place.
- * 4. An error that passes through the generator leaves with the traceback that it came with.
- * 5. All over Python's stable ABI, declared here as in pulse.c. Python names the offset of an object's own fields. */
+ *    traceback shows it. A function called from C has its caller's frame right above its own.
+ * 2. Only the part `original` is visible: attributes, class, hash, equality and repr are the original's. So inspect,
+ *    pickle, torch.compile and tables keyed by functions treat both as the same.
+ * 3. `around` is a generator function, called with the arguments. At each `yield` it has no frame on the stack. If it
+ *    yields None, the original is called with the given arguments. If it yields (call, args, options), that call is
+ *    made. The result is sent to the generator, or the error is thrown into it.
+ *    `chosen` does less: given the first argument, it returns the callable that gets the other arguments.
+ * 4. An error that passes through the generator leaves with its original traceback.
+ * 5. All of this uses Python's stable ABI, declared here as in pulse.c. Python code gives the offset of our fields. */
 #include "core.h"
 
 #include <string.h>
@@ -91,7 +91,7 @@ enum {
 };
 enum { IMMUTABLE = 1 << 8, HAVE_GC = 1 << 14, METHOD_DESCRIPTOR = 1 << 17 };
 enum { VARARGS = 0x01, OBJECT = 6, SSIZE = 19, READ_ONLY = 1 };
-enum { RETURNED = 0, RAISED = -1 };             /* of PyIter_Send */
+enum { RETURNED = 0, RAISED = -1 };             /* results of PyIter_Send */
 
 struct parts {
     PyObject *original, *around, *chosen, *returned, *failed, *weak;
@@ -142,7 +142,7 @@ static void forget(struct error error)
     drop(error.type), drop(error.value), drop(error.trace);
 }
 
-/* Whether `outer` is what a generator makes of a StopIteration that passes through it. */
+/* Return whether `outer` is the error into which a generator turns a StopIteration (`inner`) that passes through it. */
 static int stands_for(PyObject *outer, PyObject *inner)
 {
     if (!PyErr_GivenExceptionMatches(inner, PyExc_StopIteration))
@@ -154,7 +154,8 @@ static int stands_for(PyObject *outer, PyObject *inner)
     return cause == inner;
 }
 
-/* Throw what Python has raised into the generator; as PyIter_Send, with the original traceback on what comes back. */
+/* Throw the error that Python has raised into the generator. Return like PyIter_Send; an error that comes back keeps
+ * its original traceback. */
 static int send_error(PyObject *generator, PyObject **next)
 {
     struct error error = fetch();
@@ -251,7 +252,7 @@ static PyObject *bind(PyObject *self, PyObject *object, PyObject *owner)
     return PyObject_CallFunctionObjArgs(method_type, self, object, NULL);
 }
 
-#define INLINED "_torchdynamo_inline"           /* by this torch.compile finds what it inlines in a callable's place */
+#define INLINED "_torchdynamo_inline"           /* attribute with the function that torch.compile inlines instead */
 
 static PyObject *get(PyObject *self, PyObject *name)
 {
@@ -262,7 +263,7 @@ static PyObject *get(PyObject *self, PyObject *name)
     return held(original);
 }
 
-/* For `inspect.getattr_static` alone, by which torch.compile asks: everybody else is given the original's. */
+/* Return a dictionary for `inspect.getattr_static` alone, which torch.compile uses. All others get the original's. */
 static PyObject *own_dict(PyObject *self, void *closure)
 {
     (void)closure;
@@ -306,7 +307,7 @@ static int traverse(PyObject *self, int (*visit)(PyObject *, void *), void *argu
     return 0;
 }
 
-/* `original` is never NULL: a call after this raises, as of any object that is cleared. */
+/* `original` is never NULL: it becomes None, so a later call raises, as with any cleared object. */
 static int clear(PyObject *self)
 {
     struct parts *of = parts(self), former = *of;
@@ -327,7 +328,7 @@ static void dealloc(PyObject *self)
     Py_DecRef(kind);
 }
 
-/* (original, around, chosen, returned, failed), each but the first None for nothing. */
+/* Arguments: (original, around, chosen, returned, failed). Each but the first may be None, for nothing. */
 static PyObject *make(PyObject *type, PyObject *args, PyObject *options)
 {
     (void)options;
@@ -374,7 +375,7 @@ static PyObject *make_kind(PyObject *self, PyObject *args)
     return kind ? held(kind) : NULL;
 }
 
-/* The PyMethodDef of make_kind(object.__basicsize__, types.MethodType); NULL if this Python lacks something. */
+/* Return the PyMethodDef of make_kind(object.__basicsize__, types.MethodType); NULL if this Python lacks a symbol. */
 void *taskd_frameless_method(void)
 {
     static struct method method = {"make_kind", make_kind, VARARGS, "The class of callables without a frame."};

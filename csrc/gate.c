@@ -1,15 +1,19 @@
-/* gate.c - libtaskd.so, the preloaded object: is this process a worker of the job? Then load the core; else do nothing.
+/* gate.c - libtaskd.so, the preloaded object: it loads the core if this process is a worker of the job, else does
+ * nothing.
  *
  * Rules:
- * 1. A preloaded object that cannot be linked kills every process of its container, those of an older libc or of musl
- *    too. So it names no library and no version of a symbol (`csrc/objects.py` checks that), every function of libc's is
- *    weak, and one that is missing is done without: before glibc 2.34, a program without libdl has no dlopen and dlsym.
- * 2. The cheap questions come first, since this runs in every child of a container: on, box, executable's name, core, claim.
- * 3. Any "no" and any failure is silence. errno is left as it was. A core that was cut short is not loaded: the loader
- *    would die of it, and with it the program. The worker says so itself (`taskd/runtime/box/shim.py`).
- * 4. A process that took its box removes this library from LD_PRELOAD, so that its own children never see it;
- *    TASKD_PRELOAD_KEEP=on leaves it there (Ascend's loader wants it non-empty; a worker that replaces itself needs it).
- * 5. sigaction and signal go to libc, or to the core from when it asks for them: in a worker at once, in a warm process
+ * 1. A preloaded object that cannot be linked kills every process of its container, also those of an older libc or of
+ *    musl. So it names no library and no version of a symbol (`csrc/objects.py` checks that), and every libc function
+ *    is weak. It works without a missing one: before glibc 2.34, a program without libdl has no dlopen and dlsym.
+ * 2. The cheap checks come first, because this runs in every process of a container. The order is: switch, box, name of
+ *    the executable, core, claim.
+ * 3. A failed check and any other failure are silent, and errno stays as it was. A core that was cut short is not
+ *    loaded: the loader would crash, and with it the program. The worker reports that itself
+ *    (`taskd/runtime/box/shim.py`).
+ * 4. A process that took its box removes this library from LD_PRELOAD, so its own children never load it.
+ *    TASKD_PRELOAD_KEEP=on leaves it there: Ascend's loader requires a non-empty variable, and a worker that replaces
+ *    itself needs the library.
+ * 5. sigaction and signal go to libc, or to the core once it has requested that: in a worker at once, in a warm process
  *    when it has become a worker. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +33,7 @@ typedef void (*handler_fn)(int);
 typedef handler_fn signal_fn(int, handler_fn);
 typedef int attach_fn(const char *, int, int);
 
-/* glibc's other names of both: what is called where dlsym is missing. */
+/* glibc's other names of both, called if dlsym is missing. */
 extern int __sigaction(int, const struct sigaction *, struct sigaction *);
 extern handler_fn ssignal(int, handler_fn);
 
@@ -90,7 +94,7 @@ EXPORTED handler_fn signal(int signum, handler_fn handler)
     return SIG_ERR;
 }
 
-/* Sends both to the core, if it gives functions for them. Returns libc's sigaction. */
+/* Redirect both to the core, if it passes functions for them. Return libc's sigaction. */
 EXPORTED sigaction_fn *taskd_gate_chain(sigaction_fn *to_sigaction, signal_fn *to_signal)
 {
     if (!libc_sigaction)
@@ -102,7 +106,7 @@ EXPORTED sigaction_fn *taskd_gate_chain(sigaction_fn *to_sigaction, signal_fn *t
     return libc_sigaction;
 }
 
-/* What follows of string.h is our own: compilers call the weak names, or others of them, where they like. */
+/* Our own versions of string.h's functions. Compilers call the weak names, or others of string.h, where they like. */
 static size_t length_of(const char *text)
 {
     size_t length = 0;
@@ -114,7 +118,7 @@ static size_t length_of(const char *text)
 static void copy(char *to, const char *from, size_t length)
 {
     for (size_t i = 0; i < length; i++)
-        ((volatile char *)to)[i] = from[i];     /* volatile: else the loop becomes a call of memcpy */
+        ((volatile char *)to)[i] = from[i];     /* volatile: otherwise the loop becomes a call of memcpy */
 }
 
 static int begins_with(const char *text, const char *start, size_t length)
@@ -154,7 +158,7 @@ static int is_python(void)
     return begins_with(path + folder_length(path), "python", sizeof "python" - 1);
 }
 
-/* A decimal number as strtol reads it, without what nobody writes: a plus, blanks, or more digits than an int has. */
+/* Parse a decimal number like strtol, but accept no plus, no blanks, and no more digits than an int has. */
 static int number(const char *name, int otherwise)
 {
     const char *value = value_of(name);
@@ -174,7 +178,7 @@ static int lies_within(uint64_t start, uint64_t bytes, uint64_t size)
     return start <= size && bytes <= size - start;
 }
 
-/* All that the headers of a library name lies within the file: as `flaw` of taskd/runtime/box/elf.py. */
+/* Return whether all parts that a library's headers name lie within the file, as `flaw` of taskd/runtime/box/elf.py. */
 static int is_whole(int fd)
 {
     Elf64_Ehdr head;
@@ -205,7 +209,7 @@ static int may_be_loaded(const char *path)
     return whole;
 }
 
-/* The core lies beside this library, whatever path this one was preloaded by. */
+/* Load the core. It lies beside this library, by whatever path this one was preloaded. */
 static void *load_core(void)
 {
     Dl_info self;
@@ -277,7 +281,7 @@ __attribute__((constructor)) static void gate(void)
     if (!next_sigaction)
         find_libc();
     const char *box = is_on("TASKD_PROCESS_ENABLE") ? value_of("TASKD_BLACKBOX") : NULL;
-    if (box && *box && is_python() && !value_of("TASKD_WRAPPED"))   /* of a wrapper's processes one is the rank: start.py */
+    if (box && *box && is_python() && !value_of("TASKD_WRAPPED"))   /* start.py chooses a wrapper's rank */
         arm(box);
     set_errno(saved);
 }

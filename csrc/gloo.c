@@ -1,14 +1,14 @@
-/* gloo.c - what gloo holds in this process, the connected sockets and the threads waiting in a transfer, and the breaking of both.
+/* gloo.c - gloo's connected sockets in this process, its threads that wait in a transfer, and the break of both.
  *
  * Rules:
- * 1. Device::(un)registerDescriptor is called by a Pair alone, after it has connected and before it closes: that gives the
- *    exact set of sockets. Shutting them down fails the pairs, here and at the peers.
- * 2. A failing pair forgets sends that are queued and a receive that has begun; whoever waits for those would sleep to the
- *    timeout of 30 minutes. So waits are listed too, and a break aborts each of them.
- * 3. An aborted wait never returns to gloo as if nothing had been: the ring would go on with wrong data. The wrapper waits
- *    one millisecond more, so that gloo throws its own IoException and fails all pairs of that context.
- * 4. Broken is a state, held until td_gloo_mend and applied again by the beat thread: what connects or waits meanwhile
- *    breaks as well, so no race can leave anybody behind.
+ * 1. Only a Pair calls Device::(un)registerDescriptor, after it has connected and before it closes. That gives the
+ *    exact set of sockets. Their shutdown fails the pairs, here and at the peers.
+ * 2. A failing pair forgets queued sends and a receive that has begun. A thread that waits for those would sleep until
+ *    the timeout of 30 minutes. So waits are listed too, and a break aborts each of them.
+ * 3. An aborted wait never returns to gloo as a normal one: the ring would continue with wrong data. The wrapper waits
+ *    one millisecond more. Then gloo throws its own IoException and fails all pairs of that context.
+ * 4. A break is a state. It lasts until td_gloo_mend, and the beat thread applies it repeatedly. Sockets and waits that
+ *    begin meanwhile break as well, so no race can leave a thread behind.
  * 5. The lock is never held while gloo may run code that takes it again; gloo's locks come after ours. */
 #define _GNU_SOURCE
 #include "binding.h"
@@ -37,7 +37,7 @@ static uint64_t shut_count, kick_count;
 static _Atomic int hooks;
 static _Atomic int broken;
 
-/* The gloo of whoever called a hook. */
+/* The gloo of a hook's caller. */
 #define CALLER() td_gloo_of(TD_CALLER())
 
 static int shut(int fd)
@@ -75,7 +75,7 @@ static void forget_socket(int fd)
     pthread_mutex_unlock(&lock);
 }
 
-/* Calls `act` for each listed socket and returns the sum. Lock held. */
+/* Call `act` for each listed socket and return the sum. The caller holds the lock. */
 static int each_socket(int act(int fd))
 {
     int sum = 0;
@@ -96,7 +96,8 @@ static int kick_all(void)
     return sum;
 }
 
-/* Breaks what is there and, until td_gloo_mend, what will come. Returns how many sockets and waits were hit. */
+/* Break all sockets and waits and, until td_gloo_mend, all new ones. Return the number of sockets and waits broken
+ * now. */
 int td_gloo_break(void)
 {
     int saved = errno;
@@ -117,7 +118,8 @@ void td_gloo_mend(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The same for a thread of this process; the beat thread is made to hold it. */
+/* Break gloo for a thread of this process, and let the beat thread maintain the break. Return like td_gloo_break, or
+ * -errno. */
 int taskd_break(void)
 {
     int hit = td_gloo_break();
@@ -159,7 +161,7 @@ void taskd_census(struct taskd_census *out)
     pthread_mutex_unlock(&lock);
 }
 
-/* gloo's threads are not in the child, and its sockets are the parent's: to shut them here would break the parent. */
+/* The child has no threads of gloo, and the sockets are the parent's: a shutdown here would break the parent. */
 void td_gloo_after_fork(void)
 {
     pthread_mutex_init(&lock, NULL);
@@ -172,7 +174,7 @@ void td_gloo_after_fork(void)
     atomic_store(&broken, 0);
 }
 
-/* Lists the waiter; returns whether the state is broken already. */
+/* List the waiter; return whether gloo is broken already. */
 static int enter(struct waiter *waiter)
 {
     pthread_mutex_lock(&lock);
@@ -195,7 +197,7 @@ static void leave(struct waiter **waiter)
     pthread_mutex_unlock(&lock);
 }
 
-/* gloo's wait may throw: the clean-up takes the waiter off the list then too. */
+/* Wait while listed. gloo's wait may throw: then too, the clean-up takes the waiter off the list. */
 static bool listed(td_wait_fn *wait, struct waiter *waiter, int *peer, long timeout_ms)
 {
     struct waiter *self __attribute__((cleanup(leave))) = waiter;
@@ -209,11 +211,11 @@ static bool breakable(td_wait_fn *wait, td_abort_fn *abort, void *buffer, int *p
     bool done = listed(wait, &waiter, peer, timeout_ms);
     if (!waiter.kicked)
         return done;
-    if (done) {                                 /* ended before the kick: take gloo's abort mark off again, or the next wait gets it */
+    if (done) {                                 /* ended before the kick: clear gloo's abort mark for the next wait */
         wait(buffer, &scratch, 1);
         return true;
     }
-    while (!wait(buffer, peer, 1))              /* true: the transfer was whole after all; else gloo throws */
+    while (!wait(buffer, peer, 1))              /* true: the transfer was complete after all; else gloo throws */
         ;
     return true;
 }

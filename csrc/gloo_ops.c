@@ -1,14 +1,14 @@
-/* gloo_ops.c - gloo's collectives and transfers, put down as they begin and end.
+/* gloo_ops.c - records of gloo's collectives and transfers, as they begin and end.
  *
  * Rules:
- * 1. Nothing of gloo's objects is looked into, but the pointer in a std::shared_ptr: which communicator and how many bytes,
- *    the constructors of contexts and buffers tell. A buffer is made by the thread that uses it, just before.
+ * 1. No field of gloo's objects is read, except the pointer in a std::shared_ptr. The communicator and the number of
+ *    bytes come from the constructors of contexts and buffers. The thread that uses a buffer makes it just before.
  * 2. A collective has the size of the smallest buffer that its thread made for it: one rank's part, equal on all ranks.
- * 3. gloo's contexts have no name that other ranks know. One is given by taskd_name_comm; without that, the first context
- *    of so many ranks in this process is taken for the first one in all others.
- * 4. gloo's collectives are run by two threads, so the order in which they begin is not the same on all ranks. Their number
- *    is the tag that the caller gave them, which is part of the slot of their first transfer; for a moment it is 0.
- * 5. What gloo throws passes through; the note ends with the scope. */
+ * 3. gloo's contexts have no name that ranks share, so taskd_name_comm gives one. Without it, contexts of equal size
+ *    and equal position in the order of creation are taken for the same one on all ranks.
+ * 4. Two threads run gloo's collectives, so the order of their starts differs between ranks. Their number comes from
+ *    the caller's tag, which is part of the slot of their first transfer. Until then it is 0.
+ * 5. gloo's exceptions pass through; the record ends with the scope. */
 #define _GNU_SOURCE
 #include "binding.h"
 #include "gloo_ops.h"
@@ -18,10 +18,10 @@
 #define CALLER() td_gloo_of(TD_CALLER())
 #define OWN_THREAD static __thread __attribute__((tls_model("initial-exec")))
 
-OWN_THREAD int depth;                           /* inside a collective */
+OWN_THREAD int depth;                           /* not 0: inside a collective */
 OWN_THREAD const void *made_buffer;             /* the newest since the last operation; NULL: none */
 OWN_THREAD const void *made_context;
-OWN_THREAD uint64_t made_bytes;                 /* of the smallest */
+OWN_THREAD uint64_t made_bytes;                 /* size of the smallest buffer */
 OWN_THREAD int made_peer;
 OWN_THREAD uint64_t next_id;
 OWN_THREAD uint64_t unnumbered;                 /* the ticket of this thread's collective, until its number is known */
@@ -29,7 +29,7 @@ OWN_THREAD const void *unnumbered_context;
 
 static _Atomic uint32_t contexts;
 
-/* The next communicator that this thread makes and that has no name of its own is called `id`; 0: no more. */
+/* Give the name `id` to the next communicator that this thread makes without a name of its own; 0: cancel that. */
 void taskd_name_comm(uint64_t id)
 {
     next_id = id;
@@ -71,7 +71,8 @@ static void rise(int *unused)
     depth--;
 }
 
-/* gloo's slot: 8 bits that tell collectives apart, 32 of the tag, 24 that count within it. */
+/* Take the number of a collective from a slot: 8 bits for the kind of collective, 32 for the tag, 24 for a count in
+ * it. */
 static void note_transfer(const void *buffer, int peer, uint64_t slot)
 {
     uint64_t number = (slot >> 24 & UINT32_MAX) + 1;

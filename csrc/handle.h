@@ -7,7 +7,7 @@
 #include <pthread.h>
 
 struct taskd_handle {
-    struct td_box *box;         /* mapped for the kernel to find its futexes; nothing here reads or writes it */
+    struct td_box *box;         /* mapped only for the kernel to find its futexes; nothing here reads or writes it */
     int fd;
     pthread_mutex_t commanding;
     _Atomic int cancelled;
@@ -20,7 +20,7 @@ int td_steady(const void *field, size_t bytes);
 int td_read_word(struct taskd_handle *handle, const td_u32 *word, uint32_t *out);
 int td_change_word(td_u32 *word, int op, int argument, int wake);
 
-/* At some groups of a box, from the first of them to the one behind the last. */
+/* Call td_look for neighbouring groups of a box: from `first` up to, but not including, `behind`. */
 #define TD_LOOK(handle, first, behind, out) \
     td_look(handle, offsetof(struct td_box, first), offsetof(struct td_box, behind) - offsetof(struct td_box, first), out)
 

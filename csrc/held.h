@@ -1,11 +1,12 @@
-/* held.h - the build includes it before every source of the core: which symbols it asks of glibc.
+/* held.h - versions of the glibc symbols that the core requires. The build includes it before every source of the core.
  *
  * Rules:
- * 1. The core runs with glibc 2.28 and newer, as torch's wheels do, wherever it was compiled. Where glibc has moved a
- *    function into another library since, the symbol of old is asked for, which every glibc still has.
- * 2. What a newer glibc alone has as a symbol (fstat, stat) is not called. Its strtol of C23 reads our numbers as the old one.
- * `csrc/objects.py` finds what this list lacks. */
-#if defined(__gnu_linux__) && defined(__x86_64__)       /* no header yet: sources say which names they want of it */
+ * 1. The core runs with glibc 2.28 and newer, as torch's wheels do, wherever it was compiled. Since then, glibc has
+ *    moved some functions into another library. The core requires their old symbols, which every glibc still has.
+ * 2. The core calls no function that only a newer glibc has as a symbol (fstat, stat). The strtol of C23 is replaced by
+ *    the old one, which reads our numbers alike.
+ * `csrc/objects.py` detects omissions in this list. */
+#if defined(__gnu_linux__) && defined(__x86_64__)       /* no header here: each source first defines _GNU_SOURCE */
 #define TD_HELD_AS(name, old) __asm__(".symver " #name "," #old "@GLIBC_2.2.5")
 #elif defined(__gnu_linux__) && defined(__aarch64__)
 #define TD_HELD_AS(name, old) __asm__(".symver " #name "," #old "@GLIBC_2.17")

@@ -1,9 +1,10 @@
-/* libraries.c - which library lies where, for whoever reads the frames of a crash.
+/* libraries.c - map of the loaded libraries, for readers of a crash's frames.
  *
  * Rules:
- * 1. The beat thread puts the map down whenever the loader's counters have changed. A handler of a fault must not walk
- *    the loader's lists: it may have interrupted the loader.
- * 2. The walk holds a lock of the loader, which a child that is forked meanwhile would never get. So a fork waits for it. */
+ * 1. The beat thread records the map whenever the loader's counters have changed. A fault handler must not walk the
+ *    loader's lists, because it may have interrupted the loader.
+ * 2. The walk holds a lock of the loader, which a child forked meanwhile would never get. So a fork waits for the
+ *    walk. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -12,7 +13,7 @@
 #include <string.h>
 
 static pthread_mutex_t walking = PTHREAD_MUTEX_INITIALIZER;
-static struct td_box *told;                     /* which box has the map of `changes`; only the beat thread looks */
+static struct td_box *told;                     /* box that has the map as of `changes`; only the beat thread uses it */
 static uint64_t changes;
 
 static const char *base_name(const char *path)
@@ -71,7 +72,7 @@ static int count_changes(struct dl_phdr_info *info, size_t size, void *data)
     return 1;
 }
 
-/* Called by the beat thread. */
+/* Record the map in `box`, if it has changed. Called by the beat thread. */
 void td_libraries_note(struct td_box *box)
 {
     uint64_t now = 0;

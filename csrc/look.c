@@ -1,11 +1,11 @@
-/* look.c - a box as its reader sees it: copied out by the kernel, and its futexes worked on by the kernel.
+/* look.c - a reader's access to a box: the kernel makes copies of the box, and changes its futexes.
  *
  * Rules:
- * 1. A reader touches no memory of a box. Whoever may write to the file may also cut it, and a load behind its end is a
- *    SIGBUS in the agent; for the kernel it is an error.
- * 2. Three copies are made, one after the other. What bears the same mark in all of them was not being written while the
- *    second was made, and is taken from that one.
- * 3. There is one place for the copies, and a lock on it, since nobody looks often or for long. */
+ * 1. A reader touches no memory of a box. A process that may write to the file may also cut it. A load behind its end
+ *    is a SIGBUS in the agent; for the kernel it is an error.
+ * 2. Three copies are made, one after the other. If a record has the same mark in all three, it was not being written
+ *    while the second was made, and is taken from that one.
+ * 3. There is one place for the copies, with a lock, because reads are rare and short. */
 #define _GNU_SOURCE
 #include "core.h"
 #include "handle.h"
@@ -23,8 +23,8 @@ static int copy(int fd, void *to, size_t bytes, size_t at)
     return got == (ssize_t)bytes ? 0 : got < 0 ? -errno : -ENODATA;
 }
 
-/* These bytes of the box as they are now, in *out at their own place; valid until td_look_away, which must follow.
- * -ENODATA: the file was cut; then nothing must follow. */
+/* Copy these bytes of the box to *out, at their own place. They are valid until td_look_away, which must follow. After
+ * an error it must not follow. -ENODATA: the file was cut. */
 int td_look(struct taskd_handle *handle, size_t at, size_t bytes, struct td_box **out)
 {
     int error = 0;
@@ -49,7 +49,7 @@ void td_look_after_fork(void)
     pthread_mutex_init(&looking, NULL);
 }
 
-/* Whether a field of what td_look gave was the same before and after. */
+/* Return whether a field of td_look's copy is the same in the copies before and after it. */
 int td_steady(const void *field, size_t bytes)
 {
     size_t at = (size_t)((const char *)field - (const char *)&copies[TAKEN]);
@@ -59,13 +59,13 @@ int td_steady(const void *field, size_t bytes)
     return 1;
 }
 
-/* One word of the box. */
+/* Read one word of the box. */
 int td_read_word(struct taskd_handle *handle, const td_u32 *word, uint32_t *out)
 {
     return copy(handle->fd, out, sizeof *out, (size_t)((const char *)word - (const char *)handle->box));
 }
 
-/* Has the kernel change a word of the box, FUTEX_OP_*, and wake `wake` of those who wait for it. Returns 0 or -errno. */
+/* Let the kernel change a word of the box by FUTEX_OP_*, and wake `wake` of its waiters. Return 0 or -errno. */
 int td_change_word(td_u32 *word, int op, int argument, int wake)
 {
     uint32_t what = (uint32_t)op << 28 | (uint32_t)(argument & 0xfff) << 12;

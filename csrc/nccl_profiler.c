@@ -1,15 +1,15 @@
-/* nccl_profiler.c - a profiler plugin of NCCL: when its kernels run on the device.
+/* nccl_profiler.c - a profiler plugin of NCCL, which records when NCCL's kernels run on the device.
  *
  * Rules:
- * 1. NCCL opens this library by the name in NCCL_PROFILER_PLUGIN and takes the newest interface that both know
- *    (NVIDIA/nccl, plugins/profiler/README.md). Of 3, 4 and 5 only what they have in common is used: what kind of event
- *    begins, and the handle by which it ends. NCCL 2.26 is the first with 3.
- * 2. From the start of the first channel of any kernel until the end of the last one NCCL is busy on the device: one
- *    note, however many communicators there are. A rank that waits for the others waits in there.
- * 3. Times are those at which NCCL's proxy thread tells: the device's clock is another one.
- * 4. A note that many others have followed is ended and begun anew, or its place in the ring would go to a newer one and
- *    nobody would learn of its end.
- * 5. An event that was not asked for gets no handle, and nothing here ever fails: NCCL goes on whatever happens. */
+ * 1. NCCL opens this library by the name in NCCL_PROFILER_PLUGIN and takes the newest interface that both support
+ *    (NVIDIA/nccl, plugins/profiler/README.md). Only the common part of interfaces 3, 4 and 5 is used: the kind of an
+ *    event that begins, and the handle by which it ends. NCCL 2.26 is the first with interface 3.
+ * 2. NCCL is busy on the device from the start of the first channel of any kernel until the end of the last one. That
+ *    is one record, however many communicators there are. A rank's wait for the others is part of that time.
+ * 3. Times are those of the reports of NCCL's proxy thread, because the device has another clock.
+ * 4. A record that many others have followed is ended, and a new one begins. Otherwise a newer record would get its
+ *    place in the ring, and its end would be lost.
+ * 5. An event that was not requested gets no handle, and nothing here ever fails: NCCL continues whatever happens. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -21,7 +21,7 @@
 
 enum { KERNEL_CHANNEL = 1 << 6, RENEWED_AFTER = 128 };
 
-/* A communicator; it is the handle of its events too. Never freed, since NCCL may end an event late. */
+/* A communicator, which is also the handle of its events. Never freed, because NCCL may end an event late. */
 struct user {
     unsigned running;
     struct user *next;
@@ -30,7 +30,7 @@ struct user {
 static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
 static struct user *spare;
 static unsigned running;
-static td_u64 ticket;           /* of the open note; 0: there is none */
+static td_u64 ticket;           /* ticket of the open record; 0: none is open */
 
 static void begin(void)
 {
@@ -56,7 +56,7 @@ static void renew(void)
     begin();
 }
 
-/* To be called where a host enqueues much while the device is busy with one kernel. */
+/* Replace an old open record. To be called where a host enqueues much while the device is busy with one kernel. */
 void td_device_time_renew(void)
 {
     if (!is_old())
@@ -82,7 +82,7 @@ static int join(void **context, int *wanted)
     if (user)
         spare = user->next;
     pthread_mutex_unlock(&counting);
-    *context = user ? user : calloc(1, sizeof *user);   /* without one it gets no handles */
+    *context = user ? user : calloc(1, sizeof *user);   /* without a user, no handles */
     *wanted = KERNEL_CHANNEL;
     return 0;
 }
@@ -150,7 +150,7 @@ static int join_5(void **context, uint64_t id, int *wanted, const char *name, in
     return join(context, wanted);
 }
 
-/* The kind stands in front of what describes an event: in one byte until interface 4, in eight since 5. */
+/* The kind is the first field of an event's description: one byte until interface 4, eight bytes since 5. */
 static int start_narrow(void *context, void **handle, const uint8_t *kind)
 {
     return start(context, handle, *kind);

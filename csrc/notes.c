@@ -1,9 +1,9 @@
-/* notes.c - operations of this process, put down in the ring of its box: begun, ended.
+/* notes.c - records of this process's operations in the ring of its box: their starts and ends.
  *
  * Rules:
- * 1. A slot is taken by compare-and-swap: a writer that finds it held by another one, a whole lap behind, drops its event
- *    instead of mixing two.
- * 2. A note costs two clock readings and no lock. */
+ * 1. A writer takes a slot by compare-and-swap. If another writer, a whole lap behind, still holds it, the new event is
+ *    dropped. So two events are never mixed.
+ * 2. A record costs two clock readings and no lock. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -35,7 +35,7 @@ uint64_t td_enter(uint32_t op, uint64_t comm, uint64_t number, uint64_t bytes, u
         atomic_fetch_add_explicit(&box->rings.dropped, 1, RELAXED);
         return 0;
     }
-    atomic_thread_fence(memory_order_release);  /* no field before the mark */
+    atomic_thread_fence(memory_order_release);  /* no field is written before the mark */
     atomic_store_explicit(&slot->entered_ns, td_now_ns(), RELAXED);
     atomic_store_explicit(&slot->left_ns, 0, RELAXED);
     atomic_store_explicit(&slot->comm, comm, RELAXED);
@@ -49,13 +49,13 @@ uint64_t td_enter(uint32_t op, uint64_t comm, uint64_t number, uint64_t bytes, u
     return ticket;
 }
 
-/* Notes that an operation begins; the ticket is for taskd_leave, 0 if the event was dropped. */
+/* Record the start of an operation. Return the ticket for taskd_leave, 0 if the event was dropped. */
 uint64_t taskd_enter(uint32_t op, uint64_t comm, uint64_t bytes, uint32_t dtype, int32_t peer)
 {
     return td_enter(op, comm, 0, bytes, dtype, peer);
 }
 
-/* The slot of `ticket`, held by the caller; NULL if it has gone to a newer event. */
+/* Take the slot of `ticket` for the caller, and return it; NULL if a newer event has the slot. */
 static struct td_event *hold(uint64_t ticket)
 {
     struct td_event *slot = &td_current()->ring[(ticket - 1) % TD_RING];
@@ -66,7 +66,7 @@ static struct td_event *hold(uint64_t ticket)
     return slot;
 }
 
-/* Which collective of its communicator the open operation of `ticket` is. */
+/* Record the number that the open operation of `ticket` has among the collectives of its communicator. */
 void td_number(uint64_t ticket, uint64_t number)
 {
     struct td_event *slot = hold(ticket);
@@ -76,7 +76,7 @@ void td_number(uint64_t ticket, uint64_t number)
     atomic_store_explicit(&slot->seq, ticket, memory_order_release);
 }
 
-/* Notes that the operation of `ticket` has ended; nothing if its slot has gone to a newer one. */
+/* Record the end of the operation of `ticket`; do nothing if a newer one has its slot. */
 void taskd_leave(uint64_t ticket)
 {
     struct td_event *slot = hold(ticket);

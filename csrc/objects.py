@@ -1,11 +1,11 @@
-"""What the two libraries ask of the program that loads them, read from their dynamic sections (elf(5)).
+"""Requirements of the two libraries on the program that loads them, read from their dynamic sections (elf(5)).
 
 Rules:
 
-1. The gate is preloaded into every program of a container, with whatever libc it has: it names no library and no
+1. The gate is preloaded into every program of a container, whatever libc that has. So it names no library and no
    version, and each symbol that it does not define is weak.
-2. The core asks for no symbol that is newer than glibc `OLDEST`, which torch's own wheels need. `platform` names the
-   wheel by that, as PEP 600 has it, and by the machine alone where it does not hold.
+2. The core requires no symbol newer than glibc `OLDEST`, which torch's own wheels need too. `platform` then names the
+   wheel by that glibc, as PEP 600 defines. If the rule does not hold, it names the wheel by the machine alone.
 """
 
 import struct
@@ -16,7 +16,7 @@ from typing import Final
 
 OLDEST: Final = (2, 28)
 _ALLOWED: Final = ("libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1")
-"""Of the libraries that PEP 600 lets a wheel need, those that a C library could. The loader is named `ld-linux…`."""
+"""Libraries that PEP 600 lets a wheel need and a C library could need. The loader, `ld-linux…`, is allowed as well."""
 _HEADER: Final = struct.Struct("<16s4x4x8xQ14xHH")
 _SEGMENT: Final = struct.Struct("<I4xQQ8xQ16x")
 _ENTRY: Final = struct.Struct("<qQ")
@@ -30,13 +30,13 @@ _LOAD, _DYNAMIC, _WEAK = 1, 2, 2
 
 @dataclass(frozen=True)
 class Asked:
-    """What one library asks for.
+    """Requirements of one library.
 
     Attributes:
-        libraries: DT_NEEDED.
-        versions: of other libraries' symbols, as "GLIBC_2.28".
-        strong, weak: undefined symbols.
-        defines_versions: whether its own symbols have some.
+        libraries: needed libraries (DT_NEEDED).
+        versions: needed versions of other libraries' symbols, such as "GLIBC_2.28".
+        strong, weak: undefined symbols, by their binding.
+        defines_versions: whether the library's own symbols have versions.
     """
 
     libraries: tuple[str, ...]
@@ -46,18 +46,18 @@ class Asked:
     defines_versions: bool
 
     def newest_glibc(self) -> tuple[int, ...]:
-        """Of all versions of glibc that it names, the highest; () if none."""
+        """Return the highest version of glibc that the library names, () if it names none."""
         numbers = [version.removeprefix("GLIBC_") for version in self.versions if version.startswith("GLIBC_")]
         return max((tuple(map(int, number.split("."))) for number in numbers), default=())
 
 
 def read(path: Path) -> Asked:
-    """Read a shared library of this 64-bit, little-endian kind of machine."""
+    """Read the requirements of a shared library for 64-bit, little-endian machines."""
     return _Object(path.read_bytes()).asked()
 
 
 def gate_flaws(asked: Asked) -> list[str]:
-    """Why a gate could fail to load in some program."""
+    """Return the reasons why a gate could fail to load in some program."""
     flaws = [f"it needs the library {name}" for name in asked.libraries]
     flaws += [f"it asks for the version {name}" for name in asked.versions]
     flaws += [f"it needs the symbol {name}, which is not weak" for name in asked.strong]
@@ -65,7 +65,7 @@ def gate_flaws(asked: Asked) -> list[str]:
 
 
 def platform(plain: str, libraries: list[Asked]) -> str:
-    """Return the wheel's platform: `plain`, as "linux_x86_64", or manylinux where all libraries keep the rule."""
+    """Return the wheel's platform: manylinux if all libraries keep rule 2, else `plain`, such as "linux_x86_64"."""
     keeps = all(
         asked.newest_glibc() <= OLDEST
         and all(name in _ALLOWED or name.startswith("ld-linux") for name in asked.libraries)
@@ -103,7 +103,7 @@ class _Object:
             at += _ENTRY.size
 
     def _offset(self, address: int) -> int:
-        """Where in the file lies what is mapped at this address."""
+        """Return the offset in the file of the byte that is mapped at this address."""
         for kind, offset, start, size in self._segments:
             if kind == _LOAD and start <= address < start + size:
                 return int(offset + address - start)
@@ -114,7 +114,7 @@ class _Object:
         return self._data[start : self._data.index(b"\0", start)].decode()
 
     def _symbols(self) -> Iterator[tuple[str, int, int]]:
-        """Name, binding and section of each but the first, which is nobody's; section 0: undefined."""
+        """Yield name, binding and section of each symbol but the first, which is reserved. Section 0: undefined."""
         start = self._offset(self._values[_SYMBOLS])
         for index in range(1, self._symbol_count()):
             name, info, section, _ = _SYMBOL.unpack_from(self._data, start + index * _SYMBOL.size)

@@ -1,9 +1,9 @@
-/* postmortem.c - the agent's side of how a process ended: the fatal signal, who sent a SIGTERM, the last words.
+/* postmortem.c - the agent's reads of a process's end: the fatal signal, the sender of a SIGTERM, the last words.
  *
  * Rules:
- * 1. What was being written when it was read, or when the process died, is not there: each answer is whole or none.
- * 2. Numbers that stand in the box bound nothing before they have been bounded themselves.
- * 3. Addresses get names here, from the map that the process has put down; the process may be long gone. */
+ * 1. A record that was being written during the read, or when the process died, is left out: each answer is complete.
+ * 2. A number from the box is limited to its range before it limits anything else.
+ * 3. Addresses get names here, from the map that the process has recorded. The process may be long gone. */
 #define _GNU_SOURCE
 #include "core.h"
 #include "handle.h"
@@ -14,7 +14,7 @@
 
 enum { MOST_TRIES = 20 };
 
-/* Copies words of a box to plain memory. */
+/* Copy words of a box to plain memory. */
 static void copy_words(void *to, td_u64 *from, size_t bytes)
 {
     for (size_t done = 0; done < bytes; done += 8) {
@@ -85,7 +85,7 @@ static int name_frames(struct td_box *box, struct taskd_fault *fault)
     return 0;
 }
 
-/* The fatal signal that the process got. 1, or 0 if there was none. */
+/* Read the fatal signal that the process got. Return 1, or 0 if there was none. */
 int taskd_box_fault(struct taskd_handle *handle, struct taskd_fault *out)
 {
     struct td_box *box;
@@ -113,7 +113,7 @@ static int copy_request(struct td_request *from, struct taskd_request *out)
     return whole(&from->seq);
 }
 
-/* The newest SIGTERM. 1, or 0 if there was none. */
+/* Read the newest SIGTERM. Return 1, or 0 if there was none. */
 int taskd_box_request(struct taskd_handle *handle, struct taskd_request *out)
 {
     struct td_box *box;
@@ -136,7 +136,7 @@ static int copy_text(struct td_words *from, struct taskd_words *out)
     return whole(&from->seq);
 }
 
-/* What the process has said of its end. 1, or 0 if it has said nothing. */
+/* Read the last words of the process. Return 1, or 0 if it has left none. */
 int taskd_box_words(struct taskd_handle *handle, struct taskd_words *out)
 {
     struct td_box *box;

@@ -1,15 +1,15 @@
-/* pulse.c - what taskd does in every step of the training, as functions that Python calls without any glue.
+/* pulse.c - taskd's work in every step of the training, as functions that Python calls without any glue.
  *
  * Rules:
- * 1. A step empties the processor's caches. What follows pays for every page that it touches for the first time, code
- *    as well as data: 5 us for a function here that copies all generators, 30 for the same in Python, 10 for an empty
- *    function through cffi or ctypes.
- * 2. They are PyCFunctions, made at run time over Python's stable ABI (PEP 384), whose few functions are declared here:
- *    the library needs no header of Python to be compiled, serves every Python 3, and loads where there is none.
- * 3. An attribute is looked up in its object's dictionary: by way of the type it takes 2 us, and so 0.5.
- * 4. What is not the usual case (a generator that has moved, a spare normal number, a commit that has more to do than to
- *    count) is left to a callable in Python, before anything is changed.
- * 5. Python holds the GIL and keeps alive whatever a pulse points at. A child that was forked later writes nothing. */
+ * 1. A step empties the processor's caches. The code after it pays for every page, of code or data, that it touches for
+ *    the first time: 5 us for a function here that copies all generators, 30 us for the same in Python, 10 us for an
+ *    empty function through cffi or ctypes.
+ * 2. The functions are PyCFunctions, made at run time over Python's stable ABI (PEP 384). The few functions of that ABI
+ *    are declared here. So the library compiles without Python's headers, serves every Python 3, and loads without any.
+ * 3. An attribute is read from its object's dictionary, in 0.5 us. By way of the type it would take 2 us.
+ * 4. Unusual cases are left to a callable in Python, before anything is changed: a generator that has moved, a spare
+ *    normal number, a commit that must do more than count.
+ * 5. Python holds the GIL and keeps alive everything that a pulse points to. A child forked later writes nothing. */
 #include "core.h"
 
 #include <string.h>
@@ -37,7 +37,7 @@ struct method {                                 /* PyMethodDef */
 };
 enum { NO_ARGUMENTS = 0x04, ONE_ARGUMENT = 0x08, FAST_CALL = 0x80 };
 
-static int32_t forks;                           /* a warm process is itself a forked child, with pulses of its own */
+static int32_t forks;                           /* a count: a warm process, itself forked, has pulses of its own */
 
 void td_pulse_after_fork(void)
 {
@@ -55,14 +55,14 @@ static PyObject *none(void)
     return &_Py_NoneStruct;
 }
 
-/* Whether `name` stands for that object there; -1 if Python has raised. */
+/* Return whether `dictionary` has the object `wanted` under `name`; -1 if Python has raised. */
 static int is(PyObject *dictionary, PyObject *name, const PyObject *wanted)
 {
     const PyObject *found = PyDict_GetItemWithError(dictionary, name);      /* borrowed */
     return found ? found == wanted : PyErr_Occurred() ? -1 : 0;
 }
 
-/* Whether the generators are where they were, and python's has no spare normal number. */
+/* Return whether no generator has moved and Python's has no spare normal number; -1 if Python has raised. */
 static int usual(const struct taskd_pulse *pulse)
 {
     if (pulse->pointer && *pulse->pointer != pulse->pointed)
@@ -70,7 +70,8 @@ static int usual(const struct taskd_pulse *pulse)
     return pulse->numbers ? is(pulse->numbers, pulse->spare_name, &_Py_NoneStruct) : 1;
 }
 
-/* A twister changes all of its words or none, so its ends tell whether the slot has it already. */
+/* Return whether the slot has the span already. A twister changes all of its words or none, so its ends are
+ * sufficient. */
 static int same(const char *slot, const struct taskd_span *span)
 {
     enum { END = 64 };
@@ -81,13 +82,13 @@ static int same(const char *slot, const struct taskd_span *span)
     return !memcmp(slot, at, END) && !memcmp(slot + rest, at + rest, END);
 }
 
-/* What a call puts down: the generators, and this behind them. */
+/* Data that a call records behind the generators. */
 struct data {
     char *at;
     ssize_t bytes;
 };
 
-/* Whether the slot, which this pulse has filled, shows what a copy would. */
+/* Return whether the slot, which this pulse has filled, already has the content of a new copy. */
 static int shows(const struct taskd_pulse *pulse, int slot, const struct data *data)
 {
     const char *at = pulse->slots + slot * pulse->slot_bytes;
@@ -108,7 +109,7 @@ static void copy(struct taskd_pulse *pulse, int slot, int64_t step, const struct
     atomic_store_explicit(&head[0], sequence - 1, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     to += TASKD_SLOT_HEAD;
-    for (int i = 0; i < pulse->spans; i++) {  /* a process that was killed may have left half a copy */
+    for (int i = 0; i < pulse->spans; i++) {  /* a killed process may have left half a copy */
         if (!pulse->whole[slot] || !same(to, &pulse->span[i]))
             memcpy(to, pulse->span[i].at, (size_t)pulse->span[i].bytes);
         to += pulse->span[i].bytes;
@@ -120,9 +121,9 @@ static void copy(struct taskd_pulse *pulse, int slot, int64_t step, const struct
     pulse->whole[slot] = 1;
 }
 
-/* Slots: two for committed steps, then three for tentative ones, as position_file.py has them. If nothing has moved
- * since the step's tentative entry, that is what the commit would put down; it outlives two more steps, as a committed
- * one does. */
+/* Record a step. Slots: two for committed steps, then three for tentative ones, as in position_file.py. If nothing has
+ * moved since the step's tentative entry, the commit writes nothing, because its entry would be the same. The tentative
+ * entry outlives two more steps, as a committed one does. */
 static void put(struct taskd_pulse *pulse, int64_t step, int committed, const struct data *data)
 {
     int tentative = (int)(2 + step % 3);
@@ -141,7 +142,7 @@ static PyObject *slowly(struct taskd_pulse *pulse, int committed)
     return PyObject_CallFunctionObjArgs(committed ? pulse->commit_slowly : pulse->forward_slowly, NULL);
 }
 
-/* 1: recorded; 0: it is to be done slowly; -1: Python has raised. */
+/* Return 1 if the step is recorded, 0 if that must be done slowly, -1 if Python has raised. */
 static int record_fast(struct taskd_pulse *pulse, int64_t step, int committed)
 {
     struct data data = {"", 0};
@@ -156,7 +157,7 @@ static int record_fast(struct taskd_pulse *pulse, int64_t step, int committed)
             Py_DecRef(packed);
             return -1;
         }
-        fast = usual(pulse);                    /* what packs may have drawn */
+        fast = usual(pulse);                    /* `pack` may have drawn a number */
     }
     if (fast > 0 && data.bytes > room)
         fast = 0;
@@ -167,7 +168,7 @@ static int record_fast(struct taskd_pulse *pulse, int64_t step, int committed)
     return fast;
 }
 
-/* NULL if Python has raised. */
+/* Record a step, fast or slowly. NULL if Python has raised. */
 static PyObject *record(struct taskd_pulse *pulse, int64_t step, int committed)
 {
     int done = record_fast(pulse, step, committed);
@@ -185,7 +186,7 @@ static void show(struct td_progress *progress, int64_t step)
     atomic_store_explicit(&progress->step_ns, td_now_ns(), memory_order_relaxed);
 }
 
-/* The step that Python counts: state.step has been raised already. */
+/* Record the commit of a step that Python counts: state.step has been raised already. */
 static PyObject *commit(PyObject *self, PyObject *number)
 {
     struct taskd_pulse *pulse = PyLong_AsVoidPtr(self);
@@ -200,7 +201,7 @@ static PyObject *commit(PyObject *self, PyObject *number)
     return result;
 }
 
-/* A whole commit, if all that it has to do is to count: nothing can come in between, and nothing is left half done. */
+/* Do a whole commit, if it only has to count: nothing can come in between, and nothing is left half done. */
 static PyObject *commit_quickly(PyObject *self, PyObject *loss)
 {
     struct taskd_pulse *pulse = PyLong_AsVoidPtr(self);
@@ -210,7 +211,7 @@ static PyObject *commit_quickly(PyObject *self, PyObject *loss)
     if (counts_only && pulse->counts->done && !forked(pulse)) {
         int done = record_fast(pulse, step, 1);
         if (done < 0)
-            PyErr_Clear();                      /* the whole commit will meet the same, and is torn by it */
+            PyErr_Clear();                      /* the whole commit will raise the same error, and is torn by it */
         if (done > 0) {
             board->step = step;
             board->commits++;
@@ -222,7 +223,7 @@ static PyObject *commit_quickly(PyObject *self, PyObject *loss)
     return PyObject_CallFunctionObjArgs(pulse->commit_whole, loss, NULL);
 }
 
-/* A forward hook: where this rank will stand if a peer commits the step under way and this process dies first. */
+/* Forward hook: record this rank's position in case a peer commits the current step and this process dies first. */
 static PyObject *after_forward(PyObject *self, PyObject *const *args, ssize_t count)
 {
     (void)args, (void)count;
@@ -239,7 +240,7 @@ static int grad_enabled(const struct taskd_pass *pass)
     return answer == &_Py_TrueStruct;
 }
 
-/* The same after a pass that trains, of a module in its usual mode. */
+/* Do the same after a training pass of a module in its usual mode. */
 static PyObject *after_pass(PyObject *self, PyObject *nothing)
 {
     (void)nothing;
@@ -280,14 +281,14 @@ static struct method methods[] = {
     [TASKD_PULSE_PASS] = {"after_pass", after_pass, NO_ARGUMENTS, "Called after a forward pass."},
 };
 
-/* This process is the one that may use `pulse`. */
+/* Make this process the only one that may use `pulse`. */
 void taskd_pulse_own(struct taskd_pulse *pulse)
 {
     pulse->forks = forks;
 }
 
-/* The PyMethodDef for PyCFunction_New, whose `self` is the address of a taskd_pulse (commit, quick, forward), of a
- * taskd_count (before, after) or of a taskd_pass; NULL if this Python lacks something, or for an unknown number. */
+/* Return the PyMethodDef for PyCFunction_New. Its `self` is the address of a taskd_pulse (commit, quick, forward), of a
+ * taskd_count (before, after) or of a taskd_pass. NULL if this Python lacks a symbol, or for an unknown number. */
 void *taskd_pulse_method(int which)
 {
     int whole = &_Py_NoneStruct && &_Py_TrueStruct && Py_IncRef && Py_DecRef && PyLong_AsLongLong && PyLong_AsVoidPtr

@@ -1,12 +1,12 @@
 /* reader.c - the agent's side of the black box: create, open, read, await the owner's death, command.
  *
  * Rules:
- * 1. A box is created whole: a file of mode 0600 whose space is reserved, so that a full /dev/shm is an errno here and not
- *    a SIGBUS in the worker; the magic number is stored last.
- * 2. Nothing in a box is trusted: numbers are copied out, none is used as an index or a pointer. What look.c gives is read,
- *    and no memory of the box itself: it may be cut at any moment.
+ * 1. A box is created as a whole: a file of mode 0600 whose space is reserved. So a full /dev/shm is an errno here, and
+ *    not a SIGBUS in the worker. The magic number is stored last.
+ * 2. Nothing in a box is trusted: numbers are copied out, and none is used as an index or a pointer. Only the copies of
+ *    look.c are read, never the memory of the box, because the box may be cut at any moment.
  * 3. An event is accepted only if its ticket was the same before and after the copy and belongs to its slot.
- * 4. A handle is used by one commander at a time (a lock sees to it) and by any number of readers and waiters. */
+ * 4. A handle is used by one commander at a time (a lock ensures that) and by any number of readers and waiters. */
 #define _GNU_SOURCE
 #include "core.h"
 #include "handle.h"
@@ -60,7 +60,7 @@ static int fill(int fd)
     return -error;
 }
 
-/* Makes a new box at `path` and opens it. -EEXIST: something is there; -ENOSPC: the file system is full. */
+/* Make a new box at `path` and open it. -EEXIST: something is there; -ENOSPC: the file system is full. */
 int taskd_box_create(const char *path, struct taskd_handle **out)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -75,7 +75,8 @@ int taskd_box_create(const char *path, struct taskd_handle **out)
     return error;
 }
 
-/* -EPERM: of another user; -EINVAL: not a regular file of a box's size; -EPROTO: not a box, or of another version. */
+/* Open a box. -EPERM: it is another user's; -EINVAL: not a regular file of a box's size; -EPROTO: not a box, or of
+ * another version. */
 int taskd_box_open(const char *path, struct taskd_handle **out)
 {
     struct td_box *box;
@@ -157,7 +158,7 @@ static int copy_event(struct td_event *slot, uint64_t ticket, struct taskd_event
     return td_steady(&slot->seq, sizeof slot->seq);
 }
 
-/* The ring as it is now, as td_look has it, and how many events have been entered. */
+/* Copy the ring as td_look does, and read the number of events entered so far. */
 static int look_at_ring(struct taskd_handle *handle, struct td_box **box, uint64_t *head)
 {
     int error = TD_LOOK(handle, rings, request, box);
@@ -168,7 +169,7 @@ static int look_at_ring(struct taskd_handle *handle, struct td_box **box, uint64
     return td_look(handle, offsetof(struct td_box, ring), sizeof (*box)->ring, box);
 }
 
-/* Copies up to `room` of the newest whole events, newest first. Returns how many. */
+/* Copy up to `room` of the newest complete events, newest first. Return their number. */
 int taskd_box_events(struct taskd_handle *handle, struct taskd_event *out, int room)
 {
     struct td_box *box;
@@ -197,7 +198,7 @@ static int copy_comm(struct td_comm *from, struct taskd_comm *out)
     return seq && !(seq & 1) && td_steady(&from->seq, sizeof from->seq);
 }
 
-/* Copies up to `room` communicators, in no order. Returns how many. One that is being opened or closed is left out. */
+/* Copy up to `room` communicators, in no order. Return their number. One that is being opened or closed is left out. */
 int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int room)
 {
     struct td_box *box;
@@ -210,7 +211,7 @@ int taskd_box_comms(struct taskd_handle *handle, struct taskd_comm *out, int roo
     return taken;
 }
 
-/* The newest operation that has begun and not ended: 1; 0 if there is none among those that the ring still has. */
+/* Copy the newest operation that has begun and not ended. Return 1, or 0 if the ring has no such operation. */
 int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out)
 {
     struct td_box *box;
@@ -224,8 +225,8 @@ int taskd_box_open_event(struct taskd_handle *handle, struct taskd_event *out)
     return found;
 }
 
-/* Waits until the owner of the box is dead: 1. 0: not within timeout_ms (negative: for ever). -ECANCELED: taskd_box_cancel.
- * A box that nobody has claimed yet is waited for as well. */
+/* Wait for the death of the box's owner. Return 1 if it is dead, 0 if not within timeout_ms (negative: no limit),
+ * -ECANCELED after taskd_box_cancel. A box without an owner yet is waited for as well. */
 int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms)
 {
     td_u32 *word = &handle->box->life.word;
@@ -236,10 +237,10 @@ int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms)
         if (error)
             return error;
         if (seen & FUTEX_OWNER_DIED) {
-            td_futex_wake_all(word);            /* the kernel wakes one; the others of this box are ours to wake */
+            td_futex_wake_all(word);            /* the kernel wakes one waiter; the others are ours to wake */
             return 1;
         }
-        if ((seen & FUTEX_TID_MASK) && !(seen & FUTEX_WAITERS)) {       /* without the mark the kernel would wake nobody */
+        if ((seen & FUTEX_TID_MASK) && !(seen & FUTEX_WAITERS)) {       /* the kernel wakes nobody without the mark */
             if (!td_change_word(word, FUTEX_OP_OR | FUTEX_OP_OPARG_SHIFT, WAITERS_BIT, 0))
                 seen |= FUTEX_WAITERS;
         }
@@ -252,7 +253,7 @@ int taskd_box_await_death(struct taskd_handle *handle, int timeout_ms)
     return -ECANCELED;
 }
 
-/* Ends every wait in this handle, present and future. */
+/* End every wait on this handle, present and future. */
 void taskd_box_cancel(struct taskd_handle *handle)
 {
     atomic_store(&handle->cancelled, 1);
@@ -296,8 +297,8 @@ static int command(struct taskd_handle *handle, int op, int64_t end_ns)
     return error == -EFAULT ? -ENODATA : error;
 }
 
-/* Has the beat thread do TASKD_COMMAND_*, and returns its answer. -ENOTCONN: nobody has the box; -ESRCH: its owner is dead;
- * -ETIMEDOUT: no answer; -ENOSYS: the worker does not know this command. */
+/* Let the beat thread execute TASKD_COMMAND_*, and return its answer. -ENOTCONN: the box has no owner; -ESRCH: its
+ * owner is dead; -ETIMEDOUT: no answer; -ENOSYS: the worker does not support this command. */
 int taskd_box_command(struct taskd_handle *handle, int op, int timeout_ms)
 {
     uint32_t life;

@@ -1,10 +1,12 @@
-/* region.h - the black box: a fixed layout in a file of /dev/shm that one worker writes and its agent reads, also after the worker's death.
+/* region.h - the black box: fixed layout of a file in /dev/shm. One worker writes it, and its agent reads it, also
+ * after the worker's death.
  *
  * Rules:
- * 1. One cache line per group, so that no two writers share one; offsets are asserted, because two processes map this.
- * 2. Every field that may change while another process looks is a relaxed atomic at least.
- * 3. Zero means "nothing happened yet"; the creator fills in what cannot be zero and the magic number last.
- * 4. The reader trusts nothing: it takes numbers out and follows no pointer or index that it finds here. */
+ * 1. Each group has its own cache lines, so no two writers share one. Offsets are asserted, because two processes map
+ *    the file.
+ * 2. Every field that may change while another process reads it is at least a relaxed atomic.
+ * 3. Zero means "nothing has happened yet". The creator fills in the fields that cannot be zero, the magic number last.
+ * 4. The reader trusts nothing: it copies numbers out, and follows no pointer or index that it finds in the file. */
 #ifndef TASKD_REGION_H
 #define TASKD_REGION_H
 
@@ -25,7 +27,7 @@ typedef _Atomic int64_t td_i64;
 typedef _Atomic uint32_t td_u32;
 typedef _Atomic int32_t td_i32;
 
-/* seq is the ticket of a whole entry, TD_BUSY while somebody writes it, 0 if never used. */
+/* seq: ticket of a complete entry, TD_BUSY while a thread writes it, 0 if never used. */
 #define TD_BUSY UINT64_MAX
 struct td_event {
     td_u64 seq;
@@ -56,23 +58,23 @@ struct td_beats {
     td_u64 native_count;
     td_i64 gil_ns;
     td_i64 main_ns;
-    td_i64 gil_asked_ns;                    /* since when a question is open; 0: none is */
+    td_i64 gil_asked_ns;                    /* time of the open request; 0: none is open */
     td_i64 main_asked_ns;
 };
 
-/* step (signed, 56 bits) and phase (8 bits) share one word: no reader can see half a change. */
+/* step (signed, 56 bits) and phase (8 bits) share one word, so no reader can get half a change. */
 struct td_progress {
     td_u64 word;
     td_i64 step_ns;
     td_i64 phase_ns;
-    td_i64 data_ns;         /* as it was when the step was committed, like work */
+    td_i64 data_ns;         /* value at the commit of the step, like work */
     td_i64 work;
     td_i64 data_since_ns;
     td_i64 data_now_ns;
     td_i64 work_now;
 };
 
-/* The doorbell is the futex that the beat thread sleeps on; whoever wants its attention adds one and wakes it. */
+/* The beat thread sleeps on the futex `doorbell`. To get its attention, add one and wake the futex. */
 struct td_command {
     td_u32 doorbell;
     td_u32 asked;
@@ -82,7 +84,8 @@ struct td_command {
     td_i64 acked_ns;
 };
 
-/* A robust futex: `entry` is the list node that the kernel walks in the worker, `word` the futex that it marks at the thread's death. */
+/* Robust futex. entry: list node that the kernel walks in the worker; word: futex that it marks when the thread
+ * dies. */
 struct td_life {
     td_u64 entry;
     td_u32 word;
@@ -92,7 +95,7 @@ struct td_end {
     td_u32 claimed;
     td_i32 status;
     td_i64 end_ns;
-    td_u32 cause;                           /* stored last: a cause means that the record is whole */
+    td_u32 cause;                           /* stored last: a cause means that the record is complete */
 };
 
 struct td_rings {
@@ -100,7 +103,7 @@ struct td_rings {
     td_u64 dropped;
 };
 
-/* `seq` is odd while somebody writes; a reader takes what lies between two equal even values. */
+/* `seq` is odd during a write. A reader accepts what it has read between two equal, even values of `seq`. */
 struct td_request {
     td_u64 seq;
     td_u32 count;
@@ -110,7 +113,7 @@ struct td_request {
     td_i64 at_ns;
 };
 
-/* `serial` rises with each record that replaces one; state is TASKD_FAULT_*. */
+/* `serial` rises with each new record; `state` is TASKD_FAULT_*. */
 struct td_fault {
     td_u32 state;
     td_u32 serial;
@@ -137,10 +140,10 @@ struct td_words {
     td_u64 text[TASKD_WORDS_BYTES / 8];
 };
 
-/* What an address of this process means, put down by the beat thread: a handler of a fault must not ask the loader. */
+/* Addresses of one library of the process, recorded by the beat thread. A fault handler must not call the loader. */
 struct td_library {
     td_u64 name[TASKD_MODULE_BYTES / 8];
-    td_u64 bias;                            /* address minus bias is what addr2line takes */
+    td_u64 bias;                            /* addr2line takes an address minus the bias */
     td_u64 low;
     td_u64 high;
 };
@@ -150,8 +153,8 @@ struct td_libraries {
     td_u32 count;
 };
 
-/* A communicator: seq as in td_request, 0 if never used; `handle` is its address in the process, 0 once it is closed.
- * `number` is of its newest collective and rises beside the lock. */
+/* A communicator. seq: as in td_request, 0 if never used. handle: its address in the process, 0 once it is closed.
+ * number: number of its newest collective; it rises without the lock. */
 struct td_comm {
     td_u64 seq;
     td_u64 handle;
@@ -161,7 +164,7 @@ struct td_comm {
     td_i32 ranks;
     td_i32 rank;
     td_u32 backend;
-    td_u32 parts;                           /* how often it was split */
+    td_u32 parts;                           /* number of its splits */
 };
 
 struct td_box {

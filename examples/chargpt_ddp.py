@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node 2 examples/chargpt_ddp.py
 
-Beside model, optimizer and scheduler it hands its data loader to taskd: a torchdata `StatefulDataLoader` knows its own
-position, so a recovered run reads on at the same window of text. Under plain torchrun the file runs unchanged.
+Besides model, optimizer and scheduler, the script passes its data loader to taskd. A torchdata `StatefulDataLoader` can
+save its position, so a recovered run continues at the same window of text. The file also runs under plain torchrun,
+unchanged.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import taskd
 
 CORPUS_BYTES = 1_000_000
 VOCABULARY = 128  # ASCII
-CONTEXT = 64  # characters that the model looks back
+CONTEXT = 64  # characters of text from which the model predicts
 WIDTH = 96
 HEADS = 4
 LAYERS = 2
@@ -34,7 +35,7 @@ BATCH_SIZE = 16  # per rank
 
 
 class Block(nn.Module):
-    """Attention to earlier characters, then a feed-forward layer, each added to what came in."""
+    """Attention to earlier characters, then a feed-forward layer, each added to its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class Block(nn.Module):
 
 
 class CharGPT(nn.Module):
-    """Characters in, scores of the next character out."""
+    """Model that maps characters to scores of the next character."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class Windows(IterableDataset[Tensor]):
 
 
 def load_text() -> Tensor:
-    """The first megabyte of the standard library's top-level modules, in the order of their names."""
+    """Return the first megabyte of the standard library's top-level modules, in the order of their names."""
     text = bytearray()
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text += bytes(byte for byte in path.read_bytes() if byte < VOCABULARY)
@@ -107,7 +108,7 @@ def load_text() -> Tensor:
 
 @torch.no_grad()
 def write(network: nn.Module, prompt: str, length: int) -> str:
-    """`length` characters that the network adds to `prompt`; the same network always writes the same."""
+    """Return `prompt` and `length` characters that the network adds. The same network always adds the same ones."""
     network.eval()
     generator = torch.Generator().manual_seed(0)
     text = torch.tensor([list(prompt.encode("ascii"))])
@@ -118,7 +119,7 @@ def write(network: nn.Module, prompt: str, length: int) -> str:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300, help="optimizer steps (default 300)")
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="characters to write (default 300)")
@@ -127,7 +128,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     args = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -142,7 +143,7 @@ def main() -> None:
     torch.manual_seed(1 + rank)  # dropout differs from rank to rank
 
     state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
-    losses: dict[int, float] = {}  # of this process; a new rank 0 has those since it came
+    losses: dict[int, float] = {}  # by this process: a new rank 0 has only those since its start
 
     @taskd.resilient(state)
     def train() -> None:
@@ -160,7 +161,7 @@ def main() -> None:
             losses[state.step] = loss.item()
             if rank == 0 and state.step % 50 == 0:
                 print(f"step {state.step} of {args.steps}: loss {loss.item():.3f}", flush=True)
-        dist.barrier()  # nobody leaves while a peer still finishes the last step
+        dist.barrier()  # no rank leaves while a peer still finishes the last step
 
     train()
     if rank == 0:

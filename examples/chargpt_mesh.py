@@ -1,14 +1,14 @@
-"""The character GPT of `chargpt_ddp.py`, sharded over a mesh: HSDP, FSDP2, tensor parallel or a pipeline.
+"""Train the character GPT of `chargpt_ddp.py`, sharded over a mesh: HSDP, FSDP2, tensor parallel or a pipeline.
 
     torchrun --nproc-per-node 4 examples/chargpt_mesh.py --mesh dp_replicate=2,dp_shard=2
     torchrun --nproc-per-node 2 examples/chargpt_mesh.py --mesh dp_shard=2
     torchrun --nproc-per-node 4 examples/chargpt_mesh.py --mesh dp=2,tp=2
     torchrun --nproc-per-node 4 examples/chargpt_mesh.py --mesh dp=2,pp=2
 
-A rank that dies gets its part from the rank that has the same one. With `dp_shard=2` alone no other has it: all ranks
-go back to copies, a few steps. Under plain torchrun the file runs unchanged.
+A replaced rank gets its shard from a rank that holds the same one. With `dp_shard=2` alone no other rank holds it, so
+all ranks go back a few steps, to copies. The file also runs under plain torchrun, unchanged.
 
-With `tp` the dropout is off: its masks would have to be equal on the ranks that share a layer.
+With `tp` the dropout is off, because its masks would have to be equal on the ranks that share a layer.
 """
 
 import argparse
@@ -33,21 +33,21 @@ import taskd
 
 LARGEST_NORM = 1.0
 CHUNKS = 4
-"""Of a batch, on its way through a pipeline."""
+"""Number of parts into which a pipeline splits a batch."""
 Pass = Callable[[Tensor, bool], Tensor]
-"""Forward and backward with one micro-batch of windows, the last of its step or not; returns the loss.
+"""Forward and backward pass of one micro-batch of windows. The second argument: whether it is the last of its step.
 
-Zero where a stage does not see it.
+It returns the loss, or zero on a pipeline stage that does not compute it.
 """
 
 
 def loss_of(scores: Tensor, following: Tensor) -> Tensor:
-    """The mean over all characters."""
+    """Return the mean loss over all characters."""
     return cross_entropy(scores.flatten(0, 1), following.flatten())
 
 
 class FirstStage(nn.Module):
-    """Characters in, the first half of the blocks."""
+    """First pipeline stage: takes characters and applies the first half of the blocks."""
 
     def __init__(self, network: CharGPT) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class FirstStage(nn.Module):
 
 
 class LastStage(nn.Module):
-    """The other half, scores of the next character out."""
+    """Last pipeline stage: applies the other half of the blocks and returns scores of the next character."""
 
     def __init__(self, network: CharGPT) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class LastStage(nn.Module):
 
 
 def fully_sharded(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, Pass]:
-    """FSDP2 over `dp_shard`, replicated over `dp_replicate` if the mesh has it."""
+    """Shard the network with FSDP2 over `dp_shard`, and replicate it over `dp_replicate` if the mesh has it."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if mixed else MixedPrecisionPolicy()
     for block in network.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -86,7 +86,7 @@ def fully_sharded(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.M
 
 
 def tensor_parallel(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, Pass]:
-    """The feed-forward layers over `tp`."""
+    """Split the feed-forward layers over `tp`."""
     for block in network.blocks:
         parallelize_module(
             block, mesh["tp"], {"feed_forward.1": ColwiseParallel(), "feed_forward.3": RowwiseParallel()}
@@ -104,7 +104,7 @@ def tensor_parallel(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn
 
 
 def pipeline(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module, Pass]:
-    """Two stages over `pp`."""
+    """Split the network into two stages over `pp`."""
     number = mesh.get_local_rank("pp")
     part = LastStage(network) if number else FirstStage(network)
     stage = PipelineStage(part, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
@@ -123,7 +123,7 @@ def pipeline(network: CharGPT, mesh: DeviceMesh, mixed: bool) -> tuple[nn.Module
 
 
 def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
-    """The gradients over `dp`, where no wrapper does it."""
+    """Average the gradients over `dp`, where no wrapper does it."""
     for parameter in parameters:
         gradient: Any = parameter.grad
         local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
@@ -132,7 +132,7 @@ def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> None:
 
 
 def clip(parameters: Iterable[Tensor]) -> None:
-    """To a norm of all gradients, of this rank's stage, of `LARGEST_NORM`."""
+    """Scale the gradients of this rank's stage down to a total norm of `LARGEST_NORM` at most."""
     gradients: list[Any] = [parameter.grad for parameter in parameters]
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     squares = [float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm) ** 2 for norm in norms]
@@ -145,7 +145,7 @@ MESHES = (("dp_shard",), ("dp_replicate", "dp_shard"), ("dp", "tp"), ("dp", "pp"
 
 
 def sizes_of(text: str) -> dict[str, int]:
-    """`dp=2,tp=2` as sizes by their names. Raises what argparse reports."""
+    """Parse `dp=2,tp=2` into sizes by name. Raise `ArgumentTypeError`, which argparse reports, for any other mesh."""
     try:
         sizes = {name: int(size) for name, size in (dimension.split("=") for dimension in text.split(","))}
     except ValueError:
@@ -157,7 +157,7 @@ def sizes_of(text: str) -> dict[str, int]:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     meshes = "dp_shard, with dp_replicate or without; or dp with tp or pp"
     parser.add_argument("--mesh", required=True, type=sizes_of, metavar="NAME=SIZE,…", help=meshes)
@@ -170,7 +170,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     args = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -203,14 +203,14 @@ def main() -> None:
             if "dp" in names:
                 average(parameters, mesh)
             clip(parameters)
-            dist.all_reduce(total, dist.ReduceOp.MAX if "pp" in names else dist.ReduceOp.SUM)  # nobody steps alone
+            dist.all_reduce(total, dist.ReduceOp.MAX if "pp" in names else dist.ReduceOp.SUM)  # no rank steps alone
             optimizer.step()
             scheduler.step()
             state.commit()
             losses[state.step] = float(total) / (1 if "pp" in names else dist.get_world_size())
             if dist.get_rank() == 0 and state.step % 50 == 0:
                 print(f"step {state.step} of {args.steps}: loss {losses[state.step]:.3f}", flush=True)
-        dist.barrier()  # nobody leaves while a peer still finishes the last step
+        dist.barrier()  # no rank leaves while a peer still finishes the last step
 
     train()
     if dist.get_rank() == 0 and args.out is not None:

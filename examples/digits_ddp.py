@@ -2,12 +2,12 @@
 
     torchrun --nproc-per-node 4 examples/digits_ddp.py
 
-With `TASKD_PROCESS_ENABLE=on` the run outlives `kill -9` of any rank and ends with the weights that it would have had
-anyway. Without it the same file trains under plain torchrun. What an exact resume asks of a script:
+With `TASKD_PROCESS_ENABLE=on` the run survives `kill -9` of any rank, and ends with the weights of an undisturbed run.
+Without it the same file trains under plain torchrun. An exact resume requires three things of a script:
 
-1. The global batch is made of shares, one for each rank, and a share is a function of its number and the step: a step
-   done twice sees the same samples, and so does one that fewer ranks do, each with more shares.
-2. The dropout comes from `seed=`: it is a function of seed, share and step too.
+1. The global batch consists of shares, one for each rank. A share depends only on its number and the step. So a
+   repeated step uses the same samples, and so does a step of fewer ranks, each with more shares.
+2. The dropout comes from `seed=`: it depends only on seed, share and step.
 3. The loop starts at `state.step`, and every collective is inside the resilient function, the last report too.
 """
 
@@ -32,9 +32,9 @@ TEST_SAMPLES = 360
 
 
 def build_network() -> nn.Module:
-    """An 8 x 8 grey image to 10 scores."""
-    # GroupNorm, not BatchNorm: running statistics differ from rank to rank between two steps, so a rank
-    # that was restored from a peer would go on with the peer's and the weights would drift apart in the last bits.
+    """Return a CNN that maps an 8 x 8 grey image to 10 scores."""
+    # GroupNorm, not BatchNorm: running statistics differ from rank to rank between two steps. A rank restored from
+    # a peer would continue with the peer's statistics, and the weights would drift apart in the last bits.
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.GroupNorm(8, 32),
@@ -50,7 +50,7 @@ def build_network() -> nn.Module:
 
 
 def load_data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images scaled to 0..1 and their labels: the training part and the test part, always split alike."""
+    """Return images scaled to 0..1 with their labels: the training part and the test part, always split alike."""
     pixels, digits = load_digits(return_X_y=True)
     images = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
     labels = torch.as_tensor(digits, dtype=torch.int64)
@@ -60,12 +60,15 @@ def load_data() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
 
 
 def steps_per_epoch(samples: int, shares: int) -> int:
-    """Whole global batches in one pass over the data."""
+    """Return the number of whole global batches in one pass over the data."""
     return samples // (BATCH_SIZE * shares)
 
 
 def batch_indices(step: int, samples: int, share: int, shares: int) -> Tensor:
-    """Which training samples are one share of a step's batch: shuffled anew each epoch, no sample twice in an epoch."""
+    """Return the indices of the training samples in one share of a step's batch.
+
+    The samples are shuffled anew each epoch, and no sample occurs twice in an epoch.
+    """
     epoch, batch = divmod(step, steps_per_epoch(samples, shares))
     order = torch.randperm(samples, generator=torch.Generator().manual_seed(1 + epoch))
     first = (batch * shares + share) * BATCH_SIZE
@@ -73,7 +76,7 @@ def batch_indices(step: int, samples: int, share: int, shares: int) -> Tensor:
 
 
 def fingerprint(network: nn.Module) -> str:
-    """SHA-256 over every parameter's bytes: equal only where the weights are equal bit for bit."""
+    """Return the SHA-256 of every parameter's bytes: equal only if the weights are equal bit for bit."""
     digest = hashlib.sha256()
     for parameter in network.state_dict().values():
         digest.update(parameter.numpy().tobytes())
@@ -81,14 +84,14 @@ def fingerprint(network: nn.Module) -> str:
 
 
 def report(network: nn.Module, test: tuple[Tensor, Tensor], step: int, out: Path | None) -> None:
-    """Compare the weights of all ranks and measure the accuracy; rank 0 prints and writes what came out."""
+    """Compare the weights of all ranks and measure the accuracy; rank 0 prints and writes the outcome."""
     ranks: list[tuple[int, str]] = [(0, "")] * dist.get_world_size()
     dist.all_gather_object(ranks, (os.getpid(), fingerprint(network)))
     network.eval()
     with torch.no_grad():
         accuracy = (network(test[0]).argmax(1) == test[1]).float().mean().item()
-    # A barrier carries no tensors. Under plain torchrun torch 2.13 now and then aborts in a process that ends while a
-    # thread of gloo still frees those of the last collective: in 1 run of 7 without this line. taskd waits for it.
+    # A barrier carries no tensors. Without it torch 2.13 under plain torchrun aborts in 1 run of 7: the process ends
+    # while a thread of gloo still frees the tensors of the last collective. taskd waits for that thread.
     dist.barrier()
     if dist.get_rank() != 0:
         return
@@ -103,7 +106,7 @@ def report(network: nn.Module, test: tuple[Tensor, Tensor], step: int, out: Path
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", type=int, default=12, help="passes over the training data (default 12)")
@@ -114,7 +117,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """One rank."""
+    """Train as one rank."""
     args = arguments()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -1,11 +1,11 @@
-"""Reinforcement learning with actors of Ray: learners that train together, whoever of them is killed.
+"""Reinforcement learning with Ray actors: learners train together, and survive the kill of any of them.
 
     python examples/ray_actors.py --learners 2 --kill 1:20
 
 Two learners hold one policy with DistributedDataParallel over gloo. In each step every learner sends its weights to an
-actor that plays by them, and learns from what that brings (REINFORCE; the game is to name scikit-learn's digits). A
-spare has imported torch and waits. When a learner dies the spare takes its rank: the others stay alive, and the policy
-at the end is that of a run in which nobody was killed.
+actor that plays with them, and learns from the rewards (REINFORCE; the game is to name scikit-learn's digits). A spare
+has imported torch and waits. When a learner dies, the spare takes its rank. The others stay alive, and the final policy
+equals that of a run without a kill.
 """
 
 import argparse
@@ -21,12 +21,12 @@ import taskd.ray
 
 BATCH = 64
 LEARNING_RATE = 1e-2
-BASELINE = 0.1  # what chance earns
+BASELINE = 0.1  # mean reward of a random policy
 
 
 @ray.remote
 class Game:
-    """Plays by the weights that it is given. What it draws depends on step and learner alone, so it can be redone."""
+    """Actor that plays with given weights. Its random draws depend only on step and learner, so they are repeatable."""
 
     def __init__(self):
         import torch
@@ -50,7 +50,7 @@ class Game:
 
 
 def make_policy():
-    """Images to the logits of ten actions."""
+    """Return a policy that maps images to the logits of ten actions."""
     import torch
 
     torch.manual_seed(7)
@@ -62,15 +62,15 @@ class Learner:
     """One rank of the job, or a spare that can become one."""
 
     def warm(self):
-        """Import what a learner needs, and wait."""
+        """Import the modules of a learner in advance. The actor then waits."""
         import torch.nn.parallel  # noqa: F401
 
     def learn(self, ticket, rank, address, game, steps, kill_at):
-        """Take the rank and train. Called anew, in another process, if this one dies."""
+        """Take the rank and train. The caller repeats the call in another process if this one dies."""
         import torch
         import torch.distributed as dist
 
-        agent = taskd.agent(ticket, rank)  # a spare gets here when its predecessor is dead
+        agent = taskd.agent(ticket, rank)  # a spare gets here after its predecessor's death
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=agent.world_size)
         policy = make_policy()
         model = torch.nn.parallel.DistributedDataParallel(policy)
@@ -101,7 +101,7 @@ class Learner:
 
 
 def free_port():
-    """A port of this machine."""
+    """Return a free port of this machine."""
     import socket
 
     with socket.socket() as probe:
@@ -110,7 +110,7 @@ def free_port():
 
 
 def run(learners, steps, kills):
-    """Train, with a spare in reserve; return what each learner tells at its end."""
+    """Train, with a spare in reserve; return each learner's final report."""
     group = placement_group([{"CPU": 1}] * (learners + 2), strategy="PACK")
     ray.get(group.ready())
 
@@ -125,7 +125,7 @@ def run(learners, steps, kills):
     def begin(learner, rank, kill_at=None):
         return learner.learn.remote(manager.ticket, rank, address, game, steps, kill_at)
 
-    active = {rank: placed(Learner) for rank in range(learners)}  # an actor ends when nobody holds its handle
+    active = {rank: placed(Learner) for rank in range(learners)}  # an actor ends when nothing holds its handle
     running = {begin(learner, rank, kills.get(rank)): rank for rank, learner in active.items()}
     told = []
     while running:
@@ -143,7 +143,7 @@ def run(learners, steps, kills):
 
 
 def main():
-    """Read the command line."""
+    """Parse the command line, train, and print each learner's report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learners", type=int, default=2)
     parser.add_argument("--steps", type=int, default=60)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Starts one node of a job: bash train_start.sh CODE_DIR OUTPUT_DIR SCRIPT [ARGUMENTS OF THE SCRIPT…]
+# Start one node of a job: bash train_start.sh CODE_DIR OUTPUT_DIR SCRIPT [ARGUMENTS OF THE SCRIPT…]
 #
 # The cluster sets, per pod: RANK (number of the node), WORLD_SIZE (number of nodes), MASTER_ADDR, MASTER_PORT, POD_IP,
-# and TASKD_SECRET or TASKD_SECRET_FILE on every node when there is more than one. On a single machine nothing need be set.
-# GPUS_PER_NODE says how many training processes a node runs; keep it equal to proc_per_node in manager.py.
+# and TASKD_SECRET or TASKD_SECRET_FILE on every node if there is more than one. A single machine needs none of them.
+# GPUS_PER_NODE is the number of training processes on a node; keep it equal to proc_per_node in manager.py.
 if (($# < 3)); then
     echo "usage: $0 CODE_DIR OUTPUT_DIR SCRIPT [ARGUMENTS…]" >&2
     exit 2
@@ -30,9 +30,9 @@ if [[ "${RANK}" == 0 ]]; then
     export MASTER_ADDR=${POD_IP}
     python manager.py & # Determined by the current path.
 fi
-manager=$! # empty where none was started
+manager=$! # empty if none was started
 
-# A cluster that ends the pod signals this shell alone; it may do so before torchrun has been started.
+# A cluster that ends the pod sends its signal to this shell alone, perhaps before torchrun has been started.
 launcher='' early='' cut=''
 trap 'cut=yes; if [[ -n $launcher ]]; then kill -TERM "$launcher"; else early=yes; fi' TERM INT
 
@@ -46,11 +46,11 @@ until # no trap has cut the wait short
     cut=''
     wait "$launcher"
     found=$?
-    ((found == 127)) || status=$found # 127: the wait before has had it
+    ((found == 127)) || status=$found # 127: the previous wait has already collected the status
     [[ -z $cut ]]
 do :; done
 
-# The manager ends with the job; one that has heard of no job is ended here.
+# The manager ends with the job. If no job has contacted it, it is ended here.
 if [[ -n $manager ]]; then
     timeout 30 tail --pid="$manager" -f /dev/null || kill "$manager"
 fi

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Plays taskd on bare machines and in containers: no numpy, few descriptors, older distributions, seccomp, odd folders,
-# users, signals and variables. In each, the job must go at least as well as under stock torchrun, or be left to it with
-# one sentence before a rank starts. Needs root. About 15 minutes on 2 cores; the first time some 2 minutes more, for
-# the root file systems that debootstrap makes in ~/.cache/taskd-bare. Exit status 0 if all is well everywhere.
+# Run jobs under taskd on bare machines and in containers: no numpy, few descriptors, older distributions, seccomp, odd
+# folders, users, signals and variables. In each environment, the job must run at least as well as under stock torchrun,
+# or taskd must leave it to torchrun and report that in one sentence before a rank starts. Needs root. About 15 minutes
+# on 2 cores. The first time takes some 2 minutes more, for the root file systems that debootstrap makes in
+# ~/.cache/taskd-bare. Exit status 0 if every environment passed.
 #
 #   bash scripts/bare.sh [--json] [--only NAME] [--list] [--keep] [--at-once N] [--with PACKAGE]
 set -euo pipefail

@@ -1,9 +1,9 @@
-"""Fails if a class of taskd/core inherits, or is too large to be read: composition and small parts are the rule.
+"""Check that each class of taskd/core uses composition instead of inheritance, and is small enough to read.
 
 Rules:
 
-1. A class inherits from nothing but Protocol, Enum, NamedTuple, Generic, an error, or a message type (Struct).
-2. It has at most 12 fields and 20 methods.
+1. A class may inherit only from Protocol, Enum, IntEnum, NamedTuple, Generic, Exception or a message type (Struct).
+2. It has at most 12 fields and 20 methods. A `ClassVar` is not a field.
 """
 
 import ast
@@ -17,7 +17,7 @@ BASES = {"Protocol", "Enum", "IntEnum", "NamedTuple", "Generic", "Exception", "S
 
 
 def complaints(path: Path) -> Iterator[str]:
-    """What is wrong with the classes of one file."""
+    """Yield every violation of the rules in one file."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ClassDef):
             where = f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
@@ -37,7 +37,7 @@ def _shared(part: ast.AnnAssign) -> bool:
 
 
 def main() -> int:
-    """Print every complaint; 1 if there is one."""
+    """Print every complaint; return 1 if there is one, else 0."""
     found = [text for path in sorted((ROOT / "taskd/core").rglob("*.py")) for text in complaints(path)]
     print("\n".join(found), end="\n" * bool(found), file=sys.stderr)
     return 1 if found else 0

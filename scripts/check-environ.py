@@ -2,10 +2,10 @@
 
 Rules:
 
-1. Settings are read once, in `taskd/config`. Anywhere else `os.environ`, `os.environb`, `os.getenv` and their imported
-   names are refused, for they would be a second place that decides what a setting means.
-2. Writing is no reading: `os.environ[...] = x`, `del os.environ[...]`, `os.environ.update(...)` and `.clear()` pass.
-3. Where the environment as a whole is the matter (to hand it to a child), the line ends in `# environ: REASON`.
+1. Settings are read once, in `taskd/config`. Elsewhere `os.environ`, `os.environb`, `os.getenv`, `os.getenvb` and their
+   imported names are refused. They would be a second place that decides the meaning of a setting.
+2. Writes are allowed: `os.environ[...] = x`, `del os.environ[...]`, `os.environ.update(...)` and `.clear()`.
+3. A line may use the environment as a whole, for example to pass it to a child. It must end in `# environ: REASON`.
 """
 
 import ast
@@ -22,7 +22,7 @@ EXCUSE = re.compile(r"# environ: \S")
 
 
 def reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of each read of the environment in one module."""
+    """Yield the line and the name of each read of the environment in one module."""
     written = {id(node) for node in _written(tree)}
     for node in ast.walk(tree):
         match node:
@@ -33,7 +33,7 @@ def reads(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _written(tree: ast.AST) -> Iterator[ast.AST]:
-    """The `os.environ` of each statement that only writes to it."""
+    """Yield the `os.environ` node of each statement that only writes to it."""
     for node in ast.walk(tree):
         match node:
             case ast.Subscript(value=environ, ctx=ast.Store() | ast.Del()):
@@ -43,7 +43,7 @@ def _written(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def main() -> int:
-    """Print every refused line; 1 if there is one."""
+    """Print every refused line; return 1 if there is one, else 0."""
     refused = 0
     for path in sorted((ROOT / "taskd").rglob("*.py")):
         if CONFIG in path.parents:

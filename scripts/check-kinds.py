@@ -1,9 +1,9 @@
-"""Fails if mypy lets a mix-up of ranks and places pass: nothing else tells them apart, at run time all are ints.
+"""Check that mypy rejects mix-ups of ranks and places. At run time all are ints, so nothing else distinguishes them.
 
 Rules, for the lines of scripts/mixups.py:
 
-1. mypy has an error for each line that ends in `# must fail`.
-2. It has none for any other line.
+1. mypy reports an error for each line that ends in `# must fail`.
+2. It reports none for any other line.
 """
 
 import re
@@ -19,12 +19,12 @@ ERROR = re.compile(rf"{re.escape(MIXUPS)}:(\d+): error: (.*)")
 
 
 def errors(report: str) -> dict[int, str]:
-    """The last error of each line of `MIXUPS`, as mypy tells it. Those of other files are the type check's."""
+    """Return mypy's last error for each line of `MIXUPS`. Errors of other files belong to the type check."""
     return {int(found[1]): found[2] for line in report.splitlines() if (found := ERROR.fullmatch(line))}
 
 
 def complaints(source: str, found: Mapping[int, str]) -> Iterator[str]:
-    """What is wrong with the errors that mypy has found in this source."""
+    """Yield every missing or unexpected mypy error for this source, and a complaint if no line is marked."""
     lines = source.splitlines()
     if not any(line.endswith(MARK) for line in lines):
         yield f"{MIXUPS}: found no line that ends in `{MARK}`, expected one for each mix-up"
@@ -36,7 +36,7 @@ def complaints(source: str, found: Mapping[int, str]) -> Iterator[str]:
 
 
 def main() -> int:
-    """Print every complaint; 1 if there is one."""
+    """Print every complaint; return 1 if there is one or if mypy itself fails, else 0."""
     command = [sys.executable, "-m", "mypy", "--no-pretty", "--no-error-summary", "--hide-error-context", MIXUPS]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if ran.returncode not in (0, 1):

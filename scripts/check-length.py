@@ -11,7 +11,7 @@ GENERATED = {ROOT / "taskd" / "runtime" / "_box.py"}
 
 
 def main() -> int:
-    """Print every file that is too long; 1 if there is one."""
+    """Print every file that is too long; return 1 if there is one, else 0."""
     sources = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in SUFFIXES)
     lengths = {path: len(path.read_text().splitlines()) for path in sources if path not in GENERATED}
     too_long = {path: length for path, length in lengths.items() if length > MOST_LINES}

@@ -1,4 +1,4 @@
-"""Refuse a class name that stands twice in the package: a name alone should say which class is meant."""
+"""Refuse a class name that is defined twice in the package: the name alone should identify the class."""
 
 import ast
 import sys
@@ -10,7 +10,7 @@ PACKAGE = ROOT / "taskd"
 
 
 def classes(folder: Path) -> Iterator[tuple[str, str]]:
-    """Each class of the sources below this folder: its name, and where it is defined."""
+    """Yield the name and the place of definition of each class in the sources below this folder."""
     for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.ClassDef):
@@ -18,7 +18,7 @@ def classes(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def main(folder: Path = PACKAGE) -> int:
-    """Print every name that several classes have; 1 if there is one."""
+    """Print every name that several classes have; return 1 if there is one, else 0."""
     places: dict[str, list[str]] = {}
     for name, place in classes(folder):
         places.setdefault(name, []).append(place)

@@ -1,6 +1,6 @@
-"""Makes an environment for each version of torch, has `tests.compat` try it, and writes the table of the docs.
+"""Make an environment for each version of torch, run `tests.compat` in it, and write the table of the docs.
 
-Called by `compat.sh`. Uses nothing but Python, for what is tried has environments of its own.
+Called by `compat.sh`. It uses only the standard library, because each tested version has its own environment.
 """
 
 import argparse
@@ -23,11 +23,11 @@ RECORDED = ROOT / "tests" / "seams" / "recorded.json"
 BEGIN, END = "<!-- table: written by scripts/compat.sh -->\n", "<!-- end of table -->\n"
 Line = dict[str, Any]
 SET_UP, ALL = NOT_TRIED = ("set-up", "all")
-"""What stands in the place of a promise in a line that says why no promise, or not every one, was tried."""
+"""Names in place of a promise's, in a line that reports why no promise, or not every promise, was tried."""
 
 
 def main() -> int:
-    """0 if every promise was kept with every version."""
+    """Try the promises with each version; return 0 if every version kept every promise, else 1."""
     known = list(json.loads(RECORDED.read_text()))
     parser = argparse.ArgumentParser(prog="scripts/compat.sh", description=__doc__)
     parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of torch (default: {' '.join(known)})")
@@ -51,7 +51,10 @@ def main() -> int:
 
 
 class Environment:
-    """One for a version, outside the checkout, in the making from now on. `close` removes it, finished or not."""
+    """Environment for one version of torch, outside the checkout.
+
+    The constructor starts its set-up. `close` removes it, finished or not.
+    """
 
     def __init__(self, version: str, *, ahead: bool) -> None:
         self.version = version
@@ -65,11 +68,11 @@ class Environment:
         )
 
     def is_ready(self) -> bool:
-        """Wait for it; whether it could be made."""
+        """Wait for the end of the set-up, and return whether it succeeded."""
         return self._setup.wait() == 0
 
     def close(self) -> None:
-        """End what still makes it, and remove it."""
+        """Kill the set-up if it is still running, and remove the environment."""
         if self._setup.poll() is None:
             os.killpg(self._setup.pid, signal.SIGKILL)
             self._setup.wait()
@@ -78,7 +81,10 @@ class Environment:
 
 
 def try_versions(versions: list[str], only: str, *, as_json: bool) -> Iterator[list[Line]]:
-    """What becomes of each promise with each of these. The next one's environment is made meanwhile, when idle."""
+    """Yield the results of the promises for each version.
+
+    The environment of the next version is set up meanwhile, on otherwise idle cores (`nice -n 19`).
+    """
     with ExitStack() as stack:
         following = stack.enter_context(closing(Environment(versions[0], ahead=False)))
         for later in (*versions[1:], None):
@@ -91,7 +97,7 @@ def try_versions(versions: list[str], only: str, *, as_json: bool) -> Iterator[l
 
 
 def try_version(environment: Environment, only: str, *, as_json: bool) -> Iterator[Line]:
-    """What becomes of each promise with this version."""
+    """Yield the result of each promise with this version."""
     missing = {"torch": environment.version, "ok": False, "seconds": 0.0}
     if not environment.is_ready():
         yield _show({**missing, "name": SET_UP, "says": "see above"}, as_json)
@@ -109,7 +115,7 @@ def try_version(environment: Environment, only: str, *, as_json: bool) -> Iterat
 
 
 def copy_checkout(copy: Path) -> None:
-    """What is tracked, and what is new and not ignored."""
+    """Copy the files that git tracks, and the new ones that it does not ignore."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -124,7 +130,7 @@ def copy_checkout(copy: Path) -> None:
 
 
 def write_table(version: str, lines: list[Line]) -> None:
-    """Put the row of this version into the page; those of other versions stay."""
+    """Write the row of this version into the page; the rows of other versions stay."""
     before, rest = PAGE.read_text().split(BEGIN)
     rows, after = rest.split(END)
     kept = {row.split("|")[1].strip().partition(" ")[0]: row for row in rows.splitlines() if row.startswith("| 2")}

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Tries what the README promises with other versions of torch: for each a fresh copy of this checkout with an environment
-# of its own, outside of it, removed afterwards. One line for each promise; docs/torch-versions.md gets the table of the
-# versions that were tried. 15 GB of disk and some 8 minutes for each version on 2 cores, downloads included. Needs root for
-# the scenarios with several nodes. Exit status 0 if every promise was kept.
+# Check the README's promises with other versions of torch. Each version gets a fresh copy of this checkout with its own
+# environment. The copy is outside of the checkout and is removed afterwards. The output has one line for each promise,
+# and docs/torch-versions.md gets the table of the checked versions. Each version takes 15 GB of disk and some 8 minutes
+# on 2 cores, downloads included. Needs root for the scenarios with several nodes. Exit status 0 if every promise was
+# kept.
 #
 #   bash scripts/compat.sh [--json] [--only TEXT] [--list] [VERSION …]     (default: one of each minor)
 set -euo pipefail

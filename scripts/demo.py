@@ -1,7 +1,7 @@
-"""Trains, kills, and compares. Called by `demo.sh`, which prepares the environment.
+"""Train with and without killed ranks, and compare the weights. Called by `demo.sh`, which prepares the environment.
 
-The job is started as the seed's scripts start it: `python manager.py &` on this machine, then torchrun with
-`LD_PRELOAD` and `TASKD_PROCESS_ENABLE=on`. Everything that is printed comes from the job's journal and from /proc.
+The job starts as in the seed's scripts: `python manager.py &` on this machine, then torchrun with `LD_PRELOAD` and
+`TASKD_PROCESS_ENABLE=on`. The printed facts come from the job's journal and from the outcome that the script writes.
 """
 
 import argparse
@@ -26,11 +26,11 @@ MIN_ACCURACY = 0.95
 
 
 class DemoError(Exception):
-    """The demonstration did not show what it promises."""
+    """Failed demonstration: a promised result did not appear."""
 
 
 class Journal:
-    """Follows the job's journal."""
+    """Reader that follows the job's journal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,12 +38,12 @@ class Journal:
         self.events: list[dict[str, Any]] = []
 
     def last(self, event: str) -> dict[str, Any]:
-        """The newest event of that name, {} if there is none yet."""
+        """Return the newest event of that name, {} if there is none yet."""
         self._follow()
         return next((entry for entry in reversed(self.events) if entry["event"] == event), {})
 
     def count(self, event: str) -> int:
-        """How many events of that name there are."""
+        """Return the number of events of that name."""
         self._follow()
         return sum(entry["event"] == event for entry in self.events)
 
@@ -60,7 +60,7 @@ class Journal:
 
 
 def await_until(condition: Any, what: str, job: "subprocess.Popen[bytes]", limit_s: float = LIMIT_S) -> None:
-    """Look every few ms whether the condition holds. The journal is a file: there is nothing to block on."""
+    """Check every 10 ms until the condition holds. The journal is a file, so there is nothing to block on."""
     end = time.monotonic() + limit_s
     while not condition():
         if job.poll() is not None:
@@ -72,7 +72,7 @@ def await_until(condition: Any, what: str, job: "subprocess.Popen[bytes]", limit
 
 @contextmanager
 def started(command: list[str], env: dict[str, str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process in a session of its own, with its output in a file; ended at the latest with the block."""
+    """Yield a process in its own session, with its output in a file. It is ended at the latest with the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
     try:
@@ -88,21 +88,21 @@ def started(command: list[str], env: dict[str, str], log: Path) -> Iterator["sub
 
 
 def torchrun(out: Path, steps: int, step_ms: float) -> list[str]:
-    """The seed's DISTRIBUTED_ARGS, and the example."""
+    """Return the command line of torchrun: the seed's DISTRIBUTED_ARGS, then the example."""
     distributed = f"--nproc_per_node {RANKS} --nnodes 1 --node_rank 0 --master_addr 127.0.0.1 --master_port {PORT}"
     script = [str(ROOT / "examples" / "digits_ddp.py"), "--steps", str(steps), "--step-ms", f"{step_ms:g}"]
     return ["torchrun", *distributed.split(), "--max_restarts", "32767", *script, "--out", str(out)]
 
 
 def base_environment() -> dict[str, str]:
-    """This process's environment without what an earlier job may have left in it."""
+    """Return this process's environment without the variables that an earlier job may have left in it."""
     foreign = ("TASKD_", "TORCHELASTIC_", "MINDX_", "LD_PRELOAD", "MASTER_", "RANK", "WORLD_SIZE")
     env = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {**env, "OMP_NUM_THREADS": "1"}
 
 
 def run_undisturbed(directory: Path, steps: int) -> dict[str, Any]:
-    """The same job under plain torchrun, taskd off: the weights that are to be reached."""
+    """Run the same job under plain torchrun, with taskd off, and return its outcome: the weights to reach."""
     out = directory / "undisturbed.json"
     with started(torchrun(out, steps, 0), base_environment(), directory / "undisturbed.log") as job:
         if job.wait(LIMIT_S) != 0:
@@ -112,7 +112,7 @@ def run_undisturbed(directory: Path, steps: int) -> dict[str, Any]:
 
 
 def run_with_faults(directory: Path, args: argparse.Namespace) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The job under taskd, with its ranks killed: its outcome, and one record per fault."""
+    """Run the job under taskd and kill its ranks; return its outcome, and one record per fault."""
     gate = subprocess.run(
         """pip show taskd | awk '/^Location: / {print $2"/taskd/python/cython_api/libs/libtaskd.so"}'""",
         shell=True, capture_output=True, text=True, check=True,
@@ -143,7 +143,7 @@ def run_with_faults(directory: Path, args: argparse.Namespace) -> tuple[dict[str
 def kill(
     journal: Journal, job: "subprocess.Popen[bytes]", rank: int, delay_s: float, args: argparse.Namespace
 ) -> dict[str, Any]:
-    """Kill one rank when a warm process waits and training runs; follow it to the next committed step."""
+    """Kill one rank once training runs and a warm standby waits; follow the recovery to the next committed step."""
     await_until(lambda: journal.count("first step") > 0, "the first step", job)
     await_until(lambda: journal.last("standbys").get("count", 0) > 0, "a warm standby process", job)
     time.sleep(delay_s)  # the random moment of the fault
@@ -172,7 +172,7 @@ def kill(
 
 
 def describe(fault: dict[str, Any]) -> str:
-    """One line for one fault."""
+    """Return one line of text for one fault."""
     names = ("detect", "pause", "replace", "rebuild", "restore", "first_step", "total")
     phases = " ".join(f"{name} {fault[f'{name}_ms']:.1f}" for name in names)
     kept = " ".join(f"{rank}:{pid}" for rank, pid in fault["kept"].items())
@@ -180,12 +180,12 @@ def describe(fault: dict[str, Any]) -> str:
 
 
 def say(args: argparse.Namespace, entry: dict[str, Any], text: str) -> None:
-    """One line of output, as JSON or for people."""
+    """Print one line of output, as JSON or for people."""
     print(json.dumps(entry) if args.json else text, flush=True)
 
 
 def judge(reference: dict[str, Any], result: dict[str, Any], faults: list[dict[str, Any]]) -> list[str]:
-    """Everything that is not as promised."""
+    """Return every broken promise of the demonstration."""
     wrong = [f"rank {f['rank']}: another process was restarted too" for f in faults if not f["all_others_kept"]]
     if result["sha256"] != reference["sha256"] or not result["ranks_equal"]:
         wrong.append("the weights differ from those of the undisturbed run")
@@ -195,7 +195,7 @@ def judge(reference: dict[str, Any], result: dict[str, Any], faults: list[dict[s
 
 
 def main() -> int:
-    """Run the demonstration; 0 only if all of it holds."""
+    """Run the demonstration; return 0 only if every promise holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of the faults")

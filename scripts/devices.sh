@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Trains over NCCL on this machine's accelerators (loops of its own, Hugging Face's Trainer, accelerate, Lightning) and kills ranks at
-# inconvenient moments. Each must go on in place and end as an undisturbed run of the plain program does, bit for bit. One GPU is
-# enough: ranks share it. The libraries go into .venv-trainers, the first time; TASKD_TORCH chooses a torch for your driver.
-# Then 5 minutes. Exit status 0 if all did.
+# Train over NCCL on this machine's accelerators (plain loops, Hugging Face's Trainer, accelerate, Lightning), and kill
+# ranks at inconvenient moments. Each job must continue in place, and end bit for bit like an undisturbed run of the
+# plain program. One GPU is enough: ranks share it. The first run installs the libraries into .venv-trainers;
+# TASKD_TORCH chooses a torch for your driver. After that it takes 5 minutes. Exit status 0 if all jobs did.
 #
 #   bash scripts/devices.sh [--json] [--only TEXT]
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Injects one fault after another into a running job of 4 ranks, and checks what the job says of each: which fault, whose,
-# and how soon; and that the training goes on. Needs root (namespaces, cgroups). About 10 minutes on 2 cores. Exit
-# status 0 if all were told right.
+# Inject one fault after another into a running job of 4 ranks. The job must report each fault with the right kind and
+# the right culprit, and soon enough, and the training must continue. Needs root (namespaces, cgroups). About 10 minutes
+# on 2 cores. Exit status 0 if every report was right.
 #
 #   bash scripts/faults.sh [--json] [--only TEXT] [--list]
 set -euo pipefail

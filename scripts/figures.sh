@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all headline benchmarks, one after another, and compares each figure with its bar and its stated value
+# Run all headline benchmarks, one after another, and compare each figure with its bar and its stated value
 # (benchmarks/figures.json). Needs a quiet machine. Exit status 1: a figure is broken or worse, or a command failed.
 #
 #   --quick    fewer pairs: 6 minutes at most

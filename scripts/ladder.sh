@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Plays one scenario for each recovery strategy and for each part that may die, on 3 to 4 nodes that are network namespaces
-# of this machine (needs root), with examples/digits_ddp.py. About 10 minutes on 2 cores. Exit status 0 if all held.
+# Run one scenario for each recovery strategy and for each component that may die, with examples/digits_ddp.py. The 3 to
+# 4 nodes are network namespaces of this machine (needs root). About 10 minutes on 2 cores. Exit status 0 if all passed.
 #
 #   bash scripts/ladder.sh [--json] [--only TEXT]
 set -euo pipefail

@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Prepares .venv and checks style, types, layers, the C sources and the generated pages. Changes nothing.
-# Runs every check even after one has failed, and names at the end those that did.
+# Prepare .venv, then check style, types, layers, the C sources and the generated pages. The checks change nothing.
+# Every check runs even after one has failed. The failed checks are listed at the end.
+#
+#   --numbers   print the size, the structure and the wording of the package in numbers, and check nothing
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root" || exit 1
 bash scripts/setup.sh || exit 1
 bin=$root/.venv/bin
+[[ ${1:-} != --numbers ]] || exec "$bin/python" scripts/package-numbers.py
 failed=()
 
 check() { # NAME COMMAND…
@@ -22,7 +25,7 @@ compile_c() {
     done
 }
 
-check_layers() { # the banner is long: shown only when a contract is broken
+check_layers() { # the banner is long, so it is shown only if a contract is broken
     local report
     report=$("$bin/lint-imports" --no-cache 2>&1) || { printf '%s\n' "$report"; return 1; }
 }

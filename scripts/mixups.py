@@ -1,4 +1,4 @@
-"""Mix-ups of ranks and places, for mypy to refuse: `scripts/check-kinds.py` sees that it does. Nobody runs them."""
+"""Mix-ups of ranks and places that mypy must reject, as `scripts/check-kinds.py` checks. This file is never run."""
 
 from pathlib import Path
 from signal import SIGKILL
@@ -46,7 +46,7 @@ from taskd.wire.state import Transfer
 
 
 def as_job_rank(world: World, world_rank: WorldRank, local_rank: LocalRank, node_rank: NodeRank) -> RankView:
-    """What is none, where a rank of the job is wanted."""
+    """Pass other numbers where a rank of the job is required."""
     world.replace(world_rank, 0.0, joins=False)  # must fail
     RankOrder(rank=local_rank, incarnation=0)  # must fail
     RankOrder(rank=3, incarnation=0)  # must fail
@@ -55,19 +55,19 @@ def as_job_rank(world: World, world_rank: WorldRank, local_rank: LocalRank, node
 
 
 def as_place(nodes: Nodes, rank: JobRank) -> str:
-    """A rank of the job where a place is wanted."""
+    """Pass a rank of the job where a place is required."""
     nodes.vacate(rank)  # must fail
     Place(node_rank=rank, agent_id="")  # must fail
     return nodes.holders[rank]  # must fail
 
 
 def successor(rank: JobRank) -> JobRank:
-    """A number that was calculated is of no kind until somebody says which."""
+    """Return a calculated number without a conversion: the result of arithmetic is a plain int."""
     return rank + 1  # must fail
 
 
 def in_the_world(restore: Restore, rank: JobRank) -> WorldPlan:
-    """Ranks of the job where those of the present world are wanted."""
+    """Pass ranks of the job where ranks of the present world are required."""
     Transfer(donor=rank, receivers=())  # must fail
     Transfer(donor=WorldRank(0), receivers=(rank,))  # must fail
     return WorldPlan(
@@ -83,7 +83,7 @@ def in_the_world(restore: Restore, rank: JobRank) -> WorldPlan:
 
 
 def in_a_diagnosis(view: JobView, watch: Watch, call: Collective, node_rank: NodeRank) -> Diagnosis:
-    """Nodes, ranks in a communicator, and numbers without a kind, where ranks of the job are wanted."""
+    """Pass nodes, ranks in a communicator, and numbers without a kind where ranks of the job are required."""
     finding(node_rank, Kind.STOPPED, Evidence())  # must fail
     Evidence(node=JobRank(0))  # must fail
     Cut(JobRank(0), node_rank)  # must fail
@@ -96,7 +96,7 @@ def in_a_diagnosis(view: JobView, watch: Watch, call: Collective, node_rank: Nod
 
 
 def as_node(layout: Layout, job: Policy, rank: JobRank) -> tuple[NodeRank, Activity]:
-    """A rank where its node is wanted."""
+    """Pass a rank where its node is required."""
     layout.nodes[layout.nodes[rank]]  # must fail
     Exclusion((rank,), "")  # must fail
     Wanted(rank, "")  # must fail
@@ -106,7 +106,7 @@ def as_node(layout: Layout, job: Policy, rank: JobRank) -> tuple[NodeRank, Activ
 
 
 def of_an_agent(core: Recovery, node: Node, local_rank: LocalRank, world_rank: WorldRank) -> None:
-    """What an agent tells of its ranks, and what it is told of them."""
+    """Mix up ranks in an agent's reports on its ranks, and in the instructions that it receives for them."""
     core.hear_evidence("agent", 1, {local_rank: Evidence()}, 0.0)  # must fail
     node.connected(local_rank)  # must fail
     node.ended(world_rank, status=0, cause="", at_s=0.0)  # must fail
@@ -119,7 +119,7 @@ def of_an_agent(core: Recovery, node: Node, local_rank: LocalRank, world_rank: W
 def on_its_node(
     files: RankFiles, processes: RankProcesses, collector: EvidenceCollector, host: WorkerHost, rank: JobRank
 ) -> None:
-    """A rank of the job where one of the node is wanted, and the reverse."""
+    """Pass a rank of the job where a rank of the node is required, and the reverse."""
     files.prepare(rank, 0, 0, Shape(), joins=False)  # must fail
     files.box(rank, 0)  # must fail
     processes.number_fresh(rank, 0)  # must fail
@@ -133,20 +133,20 @@ def on_its_node(
 
 
 def of_torchrun(host: TorchrunHost, handles: RankHandles, rank: JobRank) -> NodeIdentity:
-    """The same where torch's own numbers become kinds."""
+    """Mix up the same ranks where torch's own numbers become kinds."""
     handles.fence(rank)  # must fail
     host.kill(rank, SIGKILL)  # must fail
     return NodeIdentity(rank, 2, host.local_ranks, None, 3)  # must fail
 
 
 def of_a_manager(cluster: Cluster, faults: FaultFolder, told: Diagnosis, rank: JobRank, place: NodeRank) -> None:
-    """What a manager asks for and keeps."""
+    """Mix up ranks and places in a manager's requests and records."""
     cluster.request(rank, "")  # must fail
     faults.write(1, {}, told, {place: Evidence()})  # must fail
 
 
 def in_records(job: LocalJob, timeline: Timeline, recorder: Recorder, box: Path) -> JobRank:
-    """What the command line reads again."""
+    """Mix up ranks in the records that the command line reads again."""
     for local_rank in job.of_node():
         job.rank(local_rank)  # must fail
         job.ranks()[local_rank]  # must fail
@@ -156,14 +156,14 @@ def in_records(job: LocalJob, timeline: Timeline, recorder: Recorder, box: Path)
 
 
 def in_a_checkpoint(ranks: Ranks, rank: JobRank) -> JobRank:
-    """The ranks of the present world write it."""
+    """Mix up ranks of the job with ranks of the present world, which write a checkpoint."""
     position_file(rank)  # must fail
     WorkerConfig(Path(), 0, Path(), 0, 0, rank=ranks.rank)  # must fail
     return ranks.rank  # must fail
 
 
 def in_a_rank(groups: GroupWorld, recovery: StateRecovery, plan: WorldPlan, rank: JobRank, at: WorldRank) -> JobRank:
-    """A rank of the job where that of a world is wanted, and the other way round."""
+    """Pass a rank of the job where a rank of a world is required, and the reverse."""
     restore_state(recovery, plan, rank)  # must fail
     groups.rebuild(plan, at)  # must fail
     recovery.enter_world(at, rank, 4, 4)  # must fail
@@ -180,7 +180,7 @@ def of_every_kind(
     rank: JobRank,
     place: NodeRank,
 ) -> RankView:
-    """What is right passes."""
+    """Pass the right kind everywhere; mypy must accept it."""
     world.replace(rank, 0.0, joins=False)
     nodes.vacate(place)
     RankOrder(rank=rank, incarnation=0)
@@ -192,7 +192,7 @@ def of_every_kind(
 
 
 def of_every_kind_on_a_node(host: WorkerHost, processes: RankProcesses, files: RankFiles) -> None:
-    """The same there."""
+    """Pass the right kind on a node; mypy must accept it."""
     for local_rank in host.local_ranks:
         processes.box(host.rank_of(local_rank))
         files.box(local_rank, 0)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `taskd patch` from a checkout, without an installed taskd: puts `import taskd.python.adaptor.patch` into torchrun's
-# run.py, takes it out again, or reports whether it is there.
+# Run `taskd patch` from a checkout, without an installed taskd. It inserts `import taskd.python.adaptor.patch` into
+# torchrun's run.py, removes it again, or reports whether it is there.
 #
 #   scripts/patch-torch.sh apply|revert|status [--python PYTHON] [--file RUN_PY]
 set -euo pipefail

@@ -1,10 +1,10 @@
-"""Records what taskd's seams meet in versions of torch, without installing them: tests/seams/recorded.json.
+"""Record in tests/seams/recorded.json how taskd's seams fit versions of torch, without installing them.
 
-Reads the few files that it needs out of each wheel on the package index, by parts of the file: some 200 MB and half a
-minute for a version, most of it for the two compiled libraries. Without a version: those that are recorded already, to
-be used after a change of the table.
+Only the needed files of each wheel are read from the package index, by requests for parts of the wheel. One version
+takes some 200 MB and half a minute, most of it for the two compiled libraries. Without a version on the command line,
+the versions that are already recorded are recorded again. That is needed after a change of the table of seams.
 
-Run it with the project's own Python, which needs remotezip for it:
+Run it with the project's own Python, after an installation of remotezip:
 
     .venv/bin/pip install remotezip
     .venv/bin/python scripts/record-seams.py [VERSION …]
@@ -35,7 +35,7 @@ CHUNK_BYTES = 1 << 22
 
 
 def main() -> int:
-    """Record, and say what does not fit. Returns 0 if every version could be read, else 1."""
+    """Record each version and print the names that it lacks. Return 0 if every version could be read, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", metavar="VERSION")
     records = recording.read() if recording.FILE.is_file() else {}
@@ -82,14 +82,14 @@ def _look(wheel: zipfile.ZipFile) -> Callable[[str, str], "TorchName | str"]:
         there = sources.look(module, attribute)
         if isinstance(there, str) or not module.startswith("torch._C") or attribute:
             return there
-        # torch's stubs do not list all functions: those of the module itself are looked for in the library.
+        # torch's stubs do not list all functions, so the module's own functions are searched in the library.
         return TorchName(there.takes, there.sets, (*there.has, *exported(PYTHON_LIBRARY)))
 
     return look
 
 
 def _spelt(wheel: zipfile.ZipFile, path: str, names: set[str]) -> Iterator[str]:
-    """Those of the names that stand in a library as a whole word of its tables."""
+    """Yield the names that a library's string tables have as a whole word."""
     left = {name: b"\0" + name.encode() + b"\0" for name in names}
     longest = max(map(len, left.values()))
     tail = b""

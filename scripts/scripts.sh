@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Plays scripts as users write them under torchrun with taskd, each with two kills at seeded moments, or with kills at the
-# places that the catalog names, and undisturbed beside it: in place and identical, or refused beforehand with file and
-# line, or restarted with stock torchrun's own result; never silently different. About 60 minutes on 2 cores. Exit status 0
-# if nothing was silent, nothing failed, and the self-check's verdict was wrong for none.
-# --unseen plays those that were written without a look at what taskd checks. --mutation plays those that need a mechanism:
-# "unchecked" without the self-check (at least 12 must be silent), "walks-alone" with its walks alone (at least 6 must be
-# refused), "unmended" without those that put few shapes of scripts right (all must end otherwise).
+# Run scripts as users write them, under torchrun with taskd. Each runs once undisturbed, and once with two kills at
+# seeded moments or with kills at the places that the catalog names. Three outcomes are right: recovered in place with
+# an identical result, refused beforehand with file and line, or restarted with the result of stock torchrun.
+# A silently different result is wrong. About 60 minutes on 2 cores. Exit status 0 if no result was silently different,
+# no script failed, and every verdict of the self-check was right.
+#
+# --unseen runs the scripts that were written without knowledge of taskd's checks. --mutation runs the scripts that need
+# a certain mechanism, without it. "unchecked" switches the self-check off: at least 12 must be silently different.
+# "walks-alone" leaves only the walks of the self-check: at least 6 must be refused. "unmended" removes the corrections
+# for a few kinds of scripts: all must end differently.
 #
 #   bash scripts/scripts.sh [--json] [--only NAME] [--unseen | --mutation unchecked|walks-alone|unmended] [--list] [--random-kills N] [--seed S] [--keep]
 set -euo pipefail

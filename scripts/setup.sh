@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv at the root of the repository, with torch, taskd (editable) and all its extras. Every script calls it first.
-# Does nothing, in a fraction of a second, when nothing that it depends on has changed.
+# Make .venv at the root of the repository, with torch, taskd (editable) and all its extras. Every other script first
+# calls this one. If none of its inputs has changed, it does nothing and ends within a fraction of a second.
 #
-#   TASKD_TORCH   what pip is to install as torch, default "torch==2.13.0"; any pip arguments, for example
+#   TASKD_TORCH   pip's arguments for the installation of torch, default "torch==2.13.0"; for example
 #                 "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
-#   TASKD_VENV    the environment, default ".venv"
-#   TASKD_EXTRAS  what else of taskd it gets, default "test,lint,examples,stacks"
+#   TASKD_VENV    folder of the environment, default ".venv"
+#   TASKD_EXTRAS  extras of taskd to install, default "test,lint,examples,stacks"
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
@@ -17,7 +17,7 @@ stamp=$venv/taskd-setup.sha256
 say() { printf 'setup: %s\n' "$*" >&2; }
 die() { printf 'setup: %s\n' "$@" >&2; exit 1; }
 
-wanted() { # one hash over all that the environment is made from
+wanted() { # one hash over all inputs of the environment
     {
         printf '%s\n' "$root" "$torch" "$extras"
         cat pyproject.toml setup.py scripts/setup.sh
@@ -47,7 +47,7 @@ site_packages() { "$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_p
 
 install() {
     local pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq)
-    # The build's own needs go into the environment, so that the build is not isolated and needs no second download.
+    # The build's requirements go into the environment too. So the build is not isolated and needs no second download.
     local build
     build=$(sed -n 's/^requires = \[\(.*\)\]$/\1/p' pyproject.toml | sed 's/", "/" "/g') # quoted words, as xargs reads them
     [[ -d $(site_packages)/torch ]] || say "installing $torch (some 200 MB for a CPU; the largest part)"
@@ -56,7 +56,7 @@ install() {
     say "building and installing taskd with its extras"
     xargs "${pip[@]}" <<<"$build" || die "pip could not install what the build needs: $build"
     "${pip[@]}" --no-build-isolation --editable ".[$extras]" || die "pip could not install taskd; its reason is above."
-    # `pip show taskd | awk '/^Location: /'` names site-packages, and launch scripts look for libtaskd.so below it.
+    # `pip show taskd | awk '/^Location: /'` prints site-packages, and launch scripts expect libtaskd.so below it.
     ln -sfn "$root/taskd" "$(site_packages)/taskd"
     have_outputs || die "the installation left no 'taskd' command, no libtaskd.so or no taskd/runtime/_box.py, though pip reported success." "Please report it."
 }

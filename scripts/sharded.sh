@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Kills ranks of jobs with sharded models (FSDP2, HSDP, tensor parallel, pipelines, ZeRO-1), one after the other, in the middle of
-# backward passes, collectives, accumulated parts and commits. Each job must be recovered in place, and end with the
-# weights, optimizer states and buffers of an undisturbed one. About 12 minutes on 2 cores. Exit status 0 if all did.
+# Kill ranks of jobs with sharded models (FSDP2, HSDP, tensor parallel, pipelines, ZeRO-1), one after the other, in the
+# middle of backward passes, collectives, accumulated micro-batches and commits. Each job must recover in place, and end
+# with the weights, optimizer states and buffers of an undisturbed job. About 12 minutes on 2 cores. Exit status 0 if
+# all jobs did.
 #
 #   bash scripts/sharded.sh [--json] [--only TEXT]
 set -euo pipefail

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Prepares .venv and runs the tests: about 25 minutes on 2 cores. Those that measure no time run beside the rest, on what it
-# leaves of the cores.
+# Prepare .venv and run the tests: about 25 minutes on 2 cores. Tests that measure no time run in parallel with the
+# rest, on the processor time that the rest leaves idle.
 #
-#   --thorough   runs what is left out otherwise, and nothing else: further cases of what other tests hold
-#   --quiet      as pytest's
-#   other arguments go to pytest, which then leaves nothing out: scripts/test.sh tests/wire -k garbage
+#   --thorough   run only the tests that are left out otherwise: further cases of the properties that other tests check
+#   --quiet      passed to pytest
+#   other arguments go to pytest, which then leaves no test out: scripts/test.sh tests/wire -k garbage
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 bash scripts/setup.sh
 site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 cp -u tests/startup/taskd_tests_startup.* "$site" # the module first; only processes of tests load it
-# Where PYTHONDONTWRITEBYTECODE is set, each of thousands of processes would compile what it imports of these.
+# Under PYTHONDONTWRITEBYTECODE, each of thousands of processes would otherwise compile its imports of these packages.
 .venv/bin/python -m compileall -q taskd tests >/dev/null || true
-# What a shell that once started a job has left behind must not reach the tests.
+# Variables of an earlier job in the same shell must not reach the tests.
 for name in $(compgen -e | grep -E '^(TASKD_|TORCHELASTIC_|RANK$|LOCAL_RANK$|WORLD_SIZE$|MASTER_(ADDR|PORT)$|LD_PRELOAD$)' || true); do
     unset "$name"
 done
@@ -24,7 +24,7 @@ case "$*" in
 *) exec "${pytest[@]}" "$@" ;;
 esac
 echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" >&2
-# Lanes beside the rest, each more patient than it: what measures how long something takes is in the rest.
+# Lanes that run in parallel with the rest, each at a lower priority. Tests that measure durations are in the rest.
 simulated=(tests/{clusters,config,core,examples,sim,trainers})
 trained=(tests/training)
 compared=(tests/{cli,scripts,seams,torchrun})
@@ -33,7 +33,8 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
 beside=($!)
-nice -n 15 "${pytest[@]}" --timeout=600 "${trained[@]}" >"$logs/trained" 2>&1 & # by itself: one core would rest in the end
+# The next lane is separate because otherwise one core would be idle at the end.
+nice -n 15 "${pytest[@]}" --timeout=600 "${trained[@]}" >"$logs/trained" 2>&1 &
 beside+=($!)
 nice -n 10 "${pytest[@]}" --timeout=600 "${compared[@]}" >"$logs/compared" 2>&1 &
 beside+=($!)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs torch's own tests of its launcher and agent twice, without taskd and with it, and says which differ. The tests are
-# torch's and not in its wheels: give a checkout of the version that is installed. About 5 minutes on 2 cores.
+# Run torch's own tests of its launcher and agent twice, without taskd and with it, and list the tests that differ. They
+# are not in torch's wheels: give a checkout of the installed version of torch. About 5 minutes on 2 cores.
 #
 #   bash scripts/torch-tests.sh CHECKOUT [TEST ...]
 set -euo pipefail

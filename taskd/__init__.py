@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Importing the package costs nothing and loads nothing: torchrun does it on every node, on or off. The names below
-   are resolved at first use, and only then are torch and the rest imported.
+1. Importing the package costs nothing and loads nothing, because torchrun imports it on every node, even with taskd
+   off. The names below are resolved at first use. Only then are torch and the rest imported.
 """
 
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ _ACTORS = ("agent", "manager")
 
 
 def __getattr__(name: str) -> object:
-    """Resolve what is public at first use."""
+    """Resolve a public name at its first use."""
     value: object
     if name in _ACTORS:
         from taskd.api import actors

@@ -1,4 +1,4 @@
-"""`python -m taskd …` is `taskd …`."""
+"""Entry point of `python -m taskd …`, which is the same as `taskd …`."""
 
 import sys
 

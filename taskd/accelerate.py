@@ -15,7 +15,8 @@
 
     train()
 
-Under plain torchrun, and alone, the loop trains as it does without these lines. See docs/trainers/accelerate.md.
+Under plain torchrun, or without torchrun, the loop trains as it does without these lines. See
+docs/trainers/accelerate.md.
 """
 
 from typing import Any
@@ -30,17 +31,17 @@ __all__ = ["AcceleratorState", "prepare"]
 
 
 def prepare(accelerator: Any, *loaders: Any, **options: Any) -> AcceleratorState:
-    """The training state of what this accelerator has prepared.
+    """Return the training state of all objects that this accelerator has prepared.
 
     Args:
         accelerator: an `accelerate.Accelerator` whose `prepare` was called.
-        loaders: those prepared loaders that are trained from; may be left out if only one was prepared.
-        options: as `taskd.TrainState` takes them: `seed`, `backup_every`, `verify`, `every`, `replicated`, `data`, and
+        loaders: the prepared loaders that training reads. Optional if only one was prepared.
+        options: arguments of `taskd.TrainState`: `seed`, `backup_every`, `verify`, `every`, `replicated`, `data`, and
             further parts by keyword.
 
     Raises:
-        ConfigError: nothing was prepared, a loader is none of the accelerator's, which is trained from is not clear,
-            or this version of accelerate is not one that taskd fits.
+        ConfigError: the accelerator has prepared no optimizer, or not one of `loaders`; several loaders were prepared
+            and none is named; or taskd does not fit this version of accelerate.
     """
     if found := misfit("accelerate", TABLE):
         raise ConfigError(f"{found}; install a taskd for this accelerate, or make a taskd.TrainState of your own parts")

@@ -1,4 +1,7 @@
-"""The one error tree. The type says who is to blame; the message what was found, what was expected, and the remedy."""
+"""All errors that taskd raises, in one tree.
+
+The type names the culprit. The message states what was found, what was expected, and the remedy.
+"""
 
 
 class TaskdError(Exception):
@@ -6,15 +9,15 @@ class TaskdError(Exception):
 
 
 class ConfigError(TaskdError):
-    """A setting is unknown, of a wrong type, out of range, or contradicts another one. The user mends the setting."""
+    """A setting is unknown, of a wrong type, out of range, or contradicts another one. The user has to correct it."""
 
 
 class StatementError(ConfigError):
-    """What the script states of its state is contradicted by what another rank has. No new process can do better."""
+    """A statement of the script about its state contradicts another rank's state. A new process would fail too."""
 
 
 class PatchError(TaskdError):
-    """The installed torch does not have the seams that taskd knows. What needs them is left as torch made it."""
+    """The installed torch lacks seams that taskd expects. The parts that need them stay as torch made them."""
 
 
 class ShimError(TaskdError):
@@ -22,7 +25,7 @@ class ShimError(TaskdError):
 
 
 class WireError(TaskdError):
-    """A peer sent what must not be sent. The message is refused and nothing has changed."""
+    """A peer sent an invalid message. It is rejected, and nothing has changed."""
 
 
 class FrameError(WireError):
@@ -38,15 +41,15 @@ class LinkError(TaskdError):
 
 
 class RoomError(TaskdError):
-    """This process may not have what it needs with taskd in it, such as descriptors. It runs as without taskd."""
+    """The system denies this process a resource that taskd needs, such as descriptors. It runs as without taskd."""
 
 
 class ProbeError(TaskdError):
-    """A device, disk or network does not do what a node check asks of it. A finding about the node."""
+    """A device, disk or network fails a probe of a node check. This is a finding about the node."""
 
 
 class RecoveryError(TaskdError):
-    """A phase of a recovery failed on this rank. Caught by the worker loop and reported; users see it in the record."""
+    """A phase of a recovery failed on this rank. The worker loop catches and reports it; users see it in the record."""
 
 
 class RebuildError(RecoveryError):
@@ -54,11 +57,11 @@ class RebuildError(RecoveryError):
 
 
 class RefusedError(RebuildError):
-    """These processes cannot train on together in any new world: all are to start anew, without further attempts."""
+    """These processes cannot continue together in any new world. All start anew, without further attempts."""
 
 
 class StaleLockError(TaskdError):
-    """What this process waited for was being built by one that is dead. A new process of the rank builds it anew."""
+    """A build that this process waited for belonged to a dead process. A new process of the rank repeats the build."""
 
 
 class RestoreError(RecoveryError):
@@ -66,32 +69,35 @@ class RestoreError(RecoveryError):
 
 
 class DistrustError(RestoreError):
-    """What a donor has sent is not what it has."""
+    """A state from a donor or a copy differs from the original."""
 
 
 class CopyError(TaskdError):
-    """A copy of the state was not made: the next one may be."""
+    """A copy of the state failed. The next copy may succeed."""
 
 
 class CheckpointError(TaskdError):
-    """A checkpoint could not be written, or does not fit what it is loaded into. Nothing half-written is left."""
+    """A checkpoint could not be written, or does not fit the state that loads it. Nothing half-written is left."""
 
 
 class TransitionError(TaskdError):
-    """An event came in a phase whose table does not know it. Nothing has changed. A bug in taskd: please report it."""
+    """An event arrived in a phase whose table has no entry for it. Nothing has changed.
+
+    This is a bug in taskd: please report it.
+    """
 
 
 class RecordError(TaskdError):
-    """What was asked for is no process of taskd, no black box, or no record of a job. Nothing was changed."""
+    """The requested object is no process of taskd, no black box, or no record of a job. Nothing was changed."""
 
 
 class ChaosError(TaskdError):
-    """A scenario of `taskd chaos` cannot be played here, or not on this process. What was changed has been undone."""
+    """A scenario of `taskd chaos` cannot be played here, or not on this process. All changes have been undone."""
 
 
 class FolderError(TaskdError, OSError):
-    """A folder or file that was found where this user's own has to be, and that belongs to somebody else."""
+    """A folder or file belongs to another user, but this user's own is required at its path."""
 
 
 class RehearsalError(TaskdError):
-    """A script cannot be rehearsed here. The user mends the command or the script."""
+    """A script cannot be rehearsed here. The user has to correct the command or the script."""

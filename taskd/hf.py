@@ -1,4 +1,4 @@
-"""Recovery in place for Hugging Face's `Trainer`, and for trainers made from it, such as TRL's `SFTTrainer`.
+"""Recovery in place for Hugging Face's `Trainer`, and for its subclasses, such as TRL's `SFTTrainer`.
 
     from taskd.hf import TaskdCallback, resilient
 
@@ -6,7 +6,7 @@
     with resilient(trainer):
         trainer.train()
 
-Under plain torchrun, and alone, the trainer trains as it does without these lines. See docs/trainers/hf.md.
+Under plain torchrun, or without torchrun, the trainer trains as it does without these lines. See docs/trainers/hf.md.
 """
 
 import logging
@@ -25,13 +25,13 @@ _log = logging.getLogger(__name__)
 
 
 class TaskdCallback(TrainerCallback):
-    """Holds what taskd is told about a trainer; without one, `resilient` takes the defaults.
+    """Options of taskd for one trainer. Without this callback, `resilient` takes the defaults.
 
     Args:
-        backup_every: steps from one copy of a state that no other rank has (FSDP2) to the next; 0 for none. By default
+        backup_every: steps between two copies of a state that no other rank has (FSDP2); 0 for no copies. By default
             copies are made as often as they cost at most 2 % of the time.
-        verify: "replicas" to have taskd compare what ranks hold that should be equal.
-        every: after so many steps.
+        verify: "replicas" makes taskd compare the states of ranks that should be equal.
+        every: steps between two such comparisons.
     """
 
     def __init__(self, *, backup_every: int | None = None, verify: str | None = None, every: int | None = None) -> None:
@@ -39,7 +39,7 @@ class TaskdCallback(TrainerCallback):
         self._used = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Warn of a trainer that nobody has made resilient."""
+        """Warn if the training starts outside of `resilient`."""
         if not self._used and current() is not None:
             _log.warning(
                 "the trainer has a TaskdCallback, and trainer.train() is not called within `with resilient(trainer):`, "
@@ -49,10 +49,11 @@ class TaskdCallback(TrainerCallback):
 
 @contextmanager
 def resilient(trainer: Any) -> Iterator[None]:
-    """Within this, `trainer.train()` goes on through faults of its ranks.
+    """Hold a context in which `trainer.train()` continues through faults of its ranks.
 
-    A killed rank is replaced by a new process that runs the script up to here; all others stay. Weights, metrics and
-    logs are those of an undisturbed run. What cannot be recovered so is left to the trainer as it is, with one warning.
+    A new process replaces a killed rank and runs the script up to this context. All other processes stay. Weights,
+    metrics and logs are those of an undisturbed run. A training that cannot be recovered in place runs as it is, with
+    one warning.
     """
     callback = next((one for one in trainer.callback_handler.callbacks if isinstance(one, TaskdCallback)), None)
     options = {} if callback is None else dict(callback._options)

@@ -1,4 +1,4 @@
-"""PyTorch Lightning with recovery in place: `Trainer(strategy=TaskdDDPStrategy())`, and nothing else.
+"""Recovery in place for PyTorch Lightning: a script needs only `Trainer(strategy=TaskdDDPStrategy())`.
 
     import lightning as L
     from taskd.lightning import TaskdDDPStrategy
@@ -6,9 +6,10 @@
     trainer = L.Trainer(strategy=TaskdDDPStrategy(), ...)
     trainer.fit(model, loader)
 
-Under torchrun with an agent, a rank that dies in `trainer.fit` is replaced while the other processes stay: the step is
-done again, with the same result. Otherwise, and with a Lightning that does not fit, a strategy is Lightning's own. The
-strategies are made for the package that the script has imported before: `lightning`, or `pytorch_lightning`.
+Under torchrun with an agent, a rank that dies in `trainer.fit` is replaced while the other processes stay. The step is
+repeated, with the same result. Without an agent, or with a Lightning that taskd does not fit, a strategy behaves as
+Lightning's own. The strategies belong to the package that the script has imported before: `lightning` or
+`pytorch_lightning`.
 """
 
 from taskd.adaptors.trainers.lightning.library import chosen

@@ -1,4 +1,4 @@
-"""Recovery in place for trainings with Megatron-LM's core (`megatron.core`).
+"""Recovery in place for training with Megatron-LM's core (`megatron.core`).
 
     import taskd, taskd.megatron
 
@@ -10,7 +10,7 @@
             train_step(...)
             state.commit()
 
-docs/trainers/megatron.md says what is exact, and what was tried.
+docs/trainers/megatron.md lists which trainings are exact, and which were tested.
 """
 
 from taskd.adaptors.trainers.megatron.training_state import state

@@ -1,7 +1,7 @@
-"""Recovery in place on Ray: Ray Train, and actors that are ranks.
+"""Recovery in place on Ray: for Ray Train, and for plain actors that are ranks.
 
-With Ray Train give the trainer `torch_config=taskd.ray.TaskdTorchConfig()`, and report by `TrainReports`. With plain
-actors start `taskd.ray.manager` in the driver, and call `taskd.agent(ticket, rank)` in each actor. See
+With Ray Train, give the trainer `torch_config=taskd.ray.TaskdTorchConfig()`, and report with `TrainReports`. With
+plain actors, start `taskd.ray.manager` in the driver, and call `taskd.agent(ticket, rank)` in each actor. See
 docs/trainers/ray.md.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["TrainReports", "TaskdTorchConfig", "manager"]
 
 
 def manager(world_size: int, **keys: object) -> "Office":
-    """As `taskd.manager`, at the address by which the hosts of the cluster reach this process.
+    """Manage a job like `taskd.manager`, at the address by which the cluster's hosts reach this process.
 
     Raises:
         ConfigError: a key is unknown or wrong.

@@ -1,4 +1,4 @@
-"""Recovery in place for torchtitan: its trainer, or one of your own made from it.
+"""Recovery in place for torchtitan: for its trainer, or for your own subclass.
 
     torchrun ... -m taskd.titan --job.config_file ...        in place of -m torchtitan.train
 
@@ -8,7 +8,7 @@ or, for a class of your own:
 
     main(resilient(MyTrainer))
 
-Under plain torchrun, and alone, it trains as torchtitan does. See docs/trainers/titan.md.
+Under plain torchrun, or without torchrun, it trains as torchtitan does. See docs/trainers/titan.md.
 """
 
 from typing import Any, TypeVar
@@ -23,11 +23,11 @@ T = TypeVar("T", bound=type)
 
 
 def resilient(trainer: T, **options: Any) -> T:
-    """That class of trainer, whose `train()` goes on through faults of its ranks.
+    """Return a subclass of `trainer` whose `train()` continues through faults of its ranks.
 
     Args:
-        trainer: `torchtitan.train.Trainer`, or a class made from it.
-        options: as `taskd.TrainState` takes them: `backup_every`, `verify`, `every`.
+        trainer: `torchtitan.train.Trainer`, or a subclass.
+        options: arguments of `taskd.TrainState`: `backup_every`, `verify`, `every`.
     """
     made: Any = type(trainer.__name__, (TitanRecovery, trainer), {"taskd_options": options})
     made.__module__, made.__doc__ = trainer.__module__, trainer.__doc__

@@ -1,4 +1,4 @@
-"""Fixtures for all tests: nothing may be left behind, and every process that is started is ended."""
+"""Fixtures for all tests: nothing may be left behind, and every started process is ended."""
 
 import gc
 import os
@@ -16,13 +16,13 @@ from tests.launch import Launcher
 
 
 def pytest_configure() -> None:
-    """A shell that runs the tests behind `&` ignores SIGINT, and all that they start would inherit that."""
+    """Restore SIGINT. A shell ignores it for tests behind `&`, and every started process would inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """No test has a shorter limit than `--timeout` says: in a lane with little processor time all take longer."""
+    """Raise shorter limits of tests to `--timeout`: in a lane with little processor time, all tests take longer."""
     least_s = float(config.getoption("timeout") or 0)
     for item in items:
         own = item.get_closest_marker("timeout")
@@ -31,14 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """All that is there now stays for the whole run: no collection looks at it again, and no fork copies it."""
+    """Keep all present objects for the whole run: no collection inspects them again, and no fork copies them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def leak_mark() -> Iterator[str]:
-    """Fail a test that leaves threads, descriptors, processes or shared memory behind. Yields the mark it looks for."""
+    """Yield the mark of a test's processes. Fail if it leaves threads, descriptors, processes or shared memory."""
     mark = uuid.uuid4().hex
     outer = os.environ.get(leaks.MARK)
     os.environ[leaks.MARK] = mark
@@ -57,7 +57,7 @@ def leak_mark() -> Iterator[str]:
 
 @pytest.fixture
 def run_dir(leak_mark: str) -> Iterator[Path]:
-    """An empty directory of this user alone, with a path short enough for Unix sockets in it; gone after the test."""
+    """Yield an empty directory of this user alone, with a path short enough for Unix sockets; remove it afterwards."""
     path = Path(tempfile.mkdtemp(prefix="taskd-"))
     yield path
     shutil.rmtree(path)
@@ -65,7 +65,7 @@ def run_dir(leak_mark: str) -> Iterator[Path]:
 
 @pytest.fixture
 def launcher(leak_mark: str, tmp_path: Path) -> Iterator[Launcher]:
-    """Starts processes; whatever still runs when the test ends is killed."""
+    """Yield a launcher. It kills every process that still runs when the test ends."""
     starter = Launcher(tmp_path, leak_mark)
     yield starter
     starter.end_all()

@@ -14,24 +14,24 @@ from tests.leaks import marked
 
 
 def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """This process's environment with these changes; None takes a variable away."""
+    """Return this process's environment with these changes; None removes a variable."""
     changed = {**os.environ, **changes}
     return {name: value for name, value in changed.items() if value is not None}
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """Return a port of the loopback interface on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def end_as_by_an_error() -> None:
-    """For programs that start jobs outside of a test: SIGTERM and SIGHUP end this one like an exception, once."""
+    """Let SIGTERM and SIGHUP end this process once, like an exception. For programs with jobs outside of a test."""
 
     def end(number: int, _frame: object) -> None:
         for again in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(again, signal.SIG_IGN)  # what was started is being ended
+            signal.signal(again, signal.SIG_IGN)  # the started processes are being ended
         sys.exit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -39,14 +39,14 @@ def end_as_by_an_error() -> None:
 
 
 class Launcher:
-    """Starts processes and ends them all. Their output goes to files, and to the report of a test that fails.
+    """Starts processes and ends them all. Their output goes to files, and to the report of a failed test.
 
     Rules:
 
-    1. `env` adds to this process's environment, or with None takes a variable away.
-    2. `end_all` kills the sessions of all processes that were not waited for, then whatever else carries the test's
-       mark: the workers of a torchrun have sessions of their own. The number of one that was waited for may be
-       somebody else's by then.
+    1. `env` adds to this process's environment, or with None removes a variable.
+    2. `end_all` kills the sessions of all processes that were not waited for. Then it kills all others with the test's
+       mark: the workers of a torchrun have sessions of their own. The number of a process that was waited for may be
+       another one's by then.
     """
 
     def __init__(self, folder: Path, mark: str) -> None:
@@ -90,11 +90,11 @@ class Launcher:
         return process.wait(timeout_s), self.output(process)
 
     def output(self, process: "subprocess.Popen[bytes]") -> str:
-        """All that the process and its children have written so far."""
+        """Return the output of the process and its children so far."""
         return self._outputs[process.pid].read_text(errors="replace")
 
     def end_all(self, report: TextIO | None = None) -> None:
-        """Kill what still runs, reap it, and print every output to `report`, or to stdout for the report of a test."""
+        """Kill and reap running processes. Print every output to `report`, or to stdout for the report of a test."""
         for process in self._started:
             if process.returncode is None:  # its number is its own until it is waited for
                 with suppress(ProcessLookupError):

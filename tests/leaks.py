@@ -1,14 +1,14 @@
-"""What a test leaves behind: threads, descriptors, processes, shared memory.
+"""Leaks of a test: threads, descriptors, processes, shared memory.
 
 Rules:
 
-1. A census is taken before and after a test; what is new is a leak, unless Python itself keeps it for the whole run.
-2. A child that has ended but was not waited for is a leak too: it holds its pid.
-3. A process that is no child is recognised by a mark in the environment that it was started with, so that an orphan is
-   found wherever it was adopted. It gets a moment to end, for it may be about to; a child gets none.
-4. Shared memory belongs to the machine. A file that names a living process of somebody else is his. While another
-   pytest runs beside this one, nobody can tell whose a new file is, and none is counted.
-5. A test that leaves this process a subreaper would make later orphans its children, which nobody collects.
+1. A census is taken before and after a test. New objects are leaks, unless Python itself keeps them for the whole run.
+2. A child that has ended but was not waited for is a leak, too: it holds its pid.
+3. Other processes are recognised by a mark in the environment with which they were started, so that an orphan is found
+   wherever it was adopted. It gets a moment to end, for it may be about to; a child gets none.
+4. Shared memory belongs to the machine. A file that names a living process without the mark is another owner's. While
+   another pytest runs beside this one, the owner of a new file is unknown, and none is counted.
+5. A test that leaves this process a subreaper would make later orphans its children, which no process collects.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ _KEPT_BY_PYTHON = (b"multiprocessing.resource_tracker", b"multiprocessing.forkse
 
 @dataclass(frozen=True)
 class Census:
-    """What this process holds at one moment."""
+    """Objects of this process at one moment."""
 
     threads: frozenset[threading.Thread]
     descriptors: dict[int, str]
@@ -43,21 +43,21 @@ class Census:
 
 
 def take(mark: str) -> Census:
-    """Count what there is now. `mark` is the value of `MARK` in the environment of this test's processes."""
+    """Count the present objects. `mark` is the value of `MARK` in the environment of this test's processes."""
     shared = frozenset(path.name for path in _SHARED_MEMORY.glob("taskd*") if not _is_a_strangers(path.name, mark))
     return Census(frozenset(threading.enumerate()), _descriptors(), _processes(mark), shared, is_subreaper())
 
 
 def leaks(before: Census, mark: str) -> list[str]:
-    """A line for everything that is there now and was not before; the processes among it are killed."""
+    """Return a line for each present object that was not there before, and kill the processes among them."""
     deadline = time.monotonic() + TIMEOUT_S
     for thread in set(threading.enumerate()) - before.threads:
-        if not isinstance(thread, threading._DummyThread):  # of a thread that has logged, and takes itself out
+        if not isinstance(thread, threading._DummyThread):  # left by a thread that has logged; it removes itself
             thread.join(max(0.0, deadline - time.monotonic()))
     _await_orphans(set(_processes(mark)) - set(before.processes), deadline)
     found = _news(before, take(mark))
     if found:
-        gc.collect()  # costs 0.1 s once torch is imported: only where unreachable objects may be to blame
+        gc.collect()  # costs 0.1 s once torch is imported: only if unreachable objects may be the cause
         found = _news(before, take(mark))
     for pid in _processes(mark).keys() - before.processes.keys():
         with suppress(ProcessLookupError):
@@ -68,13 +68,13 @@ def leaks(before: Census, mark: str) -> list[str]:
 
 
 def is_subreaper() -> bool:
-    """Whether this process becomes the parent of orphaned descendants."""
+    """Return whether this process becomes the parent of orphaned descendants."""
     answer = ctypes.c_int(0)
     return ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0) == 0 and answer.value != 0
 
 
 def set_subreaper(wanted: bool) -> None:
-    """Make this process the parent of orphaned descendants, or leave them to another again."""
+    """Make this process the parent of orphaned descendants, or leave them to another one again."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0)
 
 
@@ -93,7 +93,7 @@ def _news(before: Census, after: Census) -> list[str]:
 
 
 def marked(mark: str) -> list[int]:
-    """All living processes that were started with `mark` in their environment, this one left out."""
+    """Return all living processes that were started with `mark` in their environment, except this one."""
     return [pid for pid in _pids() if pid != os.getpid() and _carries(pid, mark)]
 
 
@@ -121,7 +121,7 @@ def _processes(mark: str) -> dict[int, str]:
 
 
 def _is_a_strangers(name: str, mark: str) -> bool:
-    """Whether a file in shared memory names a living process that no test of ours has started."""
+    """Return whether a file in shared memory names a living process that no test of ours has started."""
     pid = name.split("-")[1] if "-" in name else ""
     if not pid.isdecimal() or int(pid) == os.getpid():
         return False

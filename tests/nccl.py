@@ -1,4 +1,4 @@
-"""NCCL's side of its profiler interface, for machines without a GPU: who says what, as NCCL's headers have it.
+"""NCCL's side of its profiler interface, for machines without a GPU: the calls and arguments of NCCL's headers.
 
 A plugin is a struct of a name and five functions; the struct that describes an event begins with its kind.
 """
@@ -11,7 +11,7 @@ COLLECTIVE: Final = 1 << 1
 KERNEL: Final = 1 << 6
 _KERNEL_STOPS: Final = 22
 _DESCRIPTION_BYTES: Final = 256
-_OPENING: Final = {  # how many arguments stand before the mask of wanted kinds, and all behind it
+_OPENING: Final = {  # number of arguments before the mask of wanted kinds, and all arguments behind it
     3: (0, ()),
     4: (0, (b"name", ctypes.c_uint64(7), 1, 2, 0, None)),
     5: (1, (b"name", 1, 2, 0, None)),
@@ -30,7 +30,7 @@ class Plugin:
 
 
 class Communicator:
-    """One communicator: kernels of it start and stop, channel by channel."""
+    """One communicator: its kernels start and stop, channel by channel."""
 
     def __init__(self, plugin: Plugin) -> None:
         self.plugin = plugin
@@ -42,7 +42,7 @@ class Communicator:
         self.wanted = wanted.value
 
     def start(self, kind: int = KERNEL) -> int | None:
-        """An event begins; the handle that the plugin gives it."""
+        """Begin an event. Return the plugin's handle."""
         description = (ctypes.c_uint8 * _DESCRIPTION_BYTES)()
         ctypes.memset(description, 0xEE, _DESCRIPTION_BYTES)
         word = ctypes.c_uint64 if self.plugin.interface >= 5 else ctypes.c_uint8
@@ -52,12 +52,12 @@ class Communicator:
         return handle.value
 
     def stop(self, handle: int | None) -> None:
-        """It ends."""
+        """End an event."""
         assert handle is not None
         state = (ctypes.c_uint8 * _DESCRIPTION_BYTES)()
         assert self.plugin.record(ctypes.c_void_p(handle), _KERNEL_STOPS, state) == 0
         assert self.plugin.stop(ctypes.c_void_p(handle)) == 0
 
     def close(self) -> None:
-        """The communicator is destroyed."""
+        """Destroy the communicator."""
         assert self.plugin.finalize(self._context) == 0

@@ -8,13 +8,13 @@
 Rules:
 
 1. A node is a set of Linux namespaces, and lives as long as its process 1 (`tests/nodes_init.py`). That ends with this
-   process, however this process ends; the kernel then kills all in the node and takes its network away. Nothing has a
-   name on the machine itself, so runs cannot collide and none leaves anything behind.
-2. Nodes are joined by a bridge that lies in a network namespace of its own too, away from the machine's firewall.
+   process, however this process ends. The kernel then kills all in the node and removes its network. The machine itself
+   has no names of nodes, so runs cannot collide and none leaves anything behind.
+2. Nodes are joined by a bridge that lies in a network namespace of its own, too, away from the machine's firewall.
 3. Files are shared, as on a cluster's file system, except /dev/shm and /run; TMPDIR is a folder in /run. `Node.file`
-   shows such a file to this process.
+   gives this process access to such a file.
 4. Process ids inside are the node's own: two nodes often have the same. `Node.kill` takes one from inside.
-5. It needs root, `ip`, `nsenter` and `unshare`; `NodesUnavailableError` says what is missing.
+5. It needs root, `ip`, `nsenter` and `unshare`; `NodesUnavailableError` names missing ones.
 """
 
 import os
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def up(self) -> bool:
-        """Whether it can run processes."""
+        """True if it can run processes."""
         return self._space is not None
 
     @property
@@ -83,8 +83,8 @@ class Node:
     ) -> "subprocess.Popen[bytes]":
         """Start a process in the node, in a session of its own; "python" stands for this interpreter.
 
-        `env` adds to this process's environment, or with None takes a variable away. stdout and stderr are appended to
-        `output`, or are this process's own. The pid of what is returned is the one outside.
+        `env` adds to this process's environment, or with None removes a variable. stdout and stderr are appended to
+        `output`, or are this process's own. The returned process has its pid outside.
         """
         words = [str(word) for word in command]
         if words[0] == "python":
@@ -100,15 +100,15 @@ class Node:
         return process
 
     def socket(self, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """An IPv4 socket of this process on the node's network. It outlives the node, unplugged."""
+        """Return an IPv4 socket of this process on the node's network. It outlives the node, unplugged."""
         return self.space.socket(socket.AF_INET, kind)
 
     def file(self, path: str | Path) -> Path:
-        """Where this process finds a file of the node's own /run or /dev/shm. It is gone when the node is."""
+        """Return this process's path to a file in the node's own /run or /dev/shm. The file ends with the node."""
         return Path(f"/proc/{self.space.pid}/root") / str(path).lstrip("/")
 
     def pids(self) -> dict[int, int]:
-        """All its processes: pid inside to pid outside. Process 1 is among them."""
+        """Return all its processes, including process 1: pid inside to pid outside."""
         return inside_pids(self.space)
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
@@ -119,7 +119,7 @@ class Node:
         os.kill(outside, number)
 
     def kill_all(self) -> None:
-        """Kill all its processes at once: the kernel still ends their connections, so that peers see it at once."""
+        """Kill all its processes at once. The kernel still ends their connections, so that peers detect it at once."""
         assert self.up, f"{self.name} is down"
         self.end()
         self._nodes.hub.ip(f"link delete {self.port}", may_fail=_GONE)  # the kernel may be faster
@@ -132,7 +132,7 @@ class Node:
         self._started = []
 
     def power_off(self) -> None:
-        """Kill all its processes, and let no packet out that tells: peers see nothing but silence."""
+        """Kill all its processes, and let no packet out: peers receive nothing."""
         self.cut()
         self.kill_all()
 
@@ -147,7 +147,7 @@ class Node:
 
 
 class Nodes(Sequence[Node]):
-    """A context with so many nodes, all up; at its end all processes in them are dead and collected.
+    """A context with so many nodes, all up. At its end all processes in them are dead and collected.
 
     Raises `NodesUnavailableError` on entry where the machine cannot do it.
     """
@@ -182,12 +182,12 @@ class Nodes(Sequence[Node]):
 
     @property
     def hub(self) -> Space:
-        """Where the bridges are."""
+        """Namespaces of the bridges."""
         assert self._hub is not None, "the nodes exist only inside `with`"
         return self._hub
 
     def part(self, *nodes: Node) -> None:
-        """Part these nodes from the others, all at once; among themselves they stay connected. `mend` undoes it."""
+        """Part these nodes from the others, all at once. They stay connected with each other. `mend` undoes it."""
         self._plug(_FAR, nodes)
 
     def mend(self, *nodes: Node) -> None:
@@ -223,7 +223,7 @@ class Nodes(Sequence[Node]):
         return hub
 
     def _end(self) -> None:
-        # Nothing here needs a living hub: whoever ends a test may have killed all that carries its mark.
+        # Nothing here needs a living hub: the end of a test may have killed all processes with its mark.
         for node in self._nodes:
             node.end()
         if self._hub is not None:

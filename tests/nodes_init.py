@@ -1,4 +1,4 @@
-"""Process 1 of a node: sets up what is the node's own, says so, and collects orphans until its stdin ends.
+"""Process 1 of a node: sets up the node's own parts, reports that, and collects orphans until its stdin ends.
 
 `tests/nodes.py` starts it in the node's namespaces. All processes of the node end with it.
 """

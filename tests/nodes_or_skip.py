@@ -1,4 +1,4 @@
-"""Nodes for a fixture: a test on a machine that cannot have them skips, and says why."""
+"""Nodes for a fixture: a test on a machine that cannot have them skips, with the reason."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,7 +11,7 @@ from tests.nodes_space import NodesUnavailableError
 
 @contextmanager
 def nodes_or_skip(count: int) -> Iterator[Nodes]:
-    """So many nodes. What a test does with them is no reason to skip."""
+    """Yield so many nodes. Errors of a test with them are no reason to skip."""
     with ExitStack() as ends:
         try:
             made = ends.enter_context(Nodes(count))

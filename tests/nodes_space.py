@@ -29,14 +29,14 @@ class NodesError(Exception):
 
 
 class NodesUnavailableError(NodesError):
-    """This machine, or this user, cannot make nodes; the text says why and what would help."""
+    """This machine, or this user, cannot make nodes. The text gives the reason and a remedy."""
 
 
 class Space:
     """Namespaces, and the process that holds them. `pid` is that process's, outside."""
 
     def __init__(self, command: list[str], *, new_pids: bool = False) -> None:
-        """Start `command`, which enters new namespaces; it must answer on stdout and end with its stdin."""
+        """Start `command`, which enters new namespaces. It must answer on stdout and end with its stdin."""
         with _new_pid_namespace() if new_pids else contextlib.nullcontext():
             self._first = subprocess.Popen(
                 command,
@@ -73,12 +73,12 @@ class Space:
             )
 
     def socket(self, family: int, kind: int) -> socket.socket:
-        """A socket of this process on this network."""
+        """Return a socket of this process on this network."""
         with _inside(self.pid, "net"):
             return socket.socket(family, kind)
 
     def ip(self, *lines: str, may_fail: tuple[str, ...] = ()) -> None:
-        """Run commands of `ip` on this network; a complaint with one of the texts `may_fail` does no harm."""
+        """Run commands of `ip` on this network. An error with one of the texts `may_fail` is ignored."""
         done = subprocess.run(
             [*self._enter("--net"), "ip", "-batch", "-"],
             input="\n".join(lines) + "\n",
@@ -103,7 +103,7 @@ class Space:
             raise NodesError(f"tc {line}: {done.stderr.strip()}")
 
     def end(self, started: Sequence["subprocess.Popen[bytes]"]) -> None:
-        """Kill all processes in it at once; `started` are those that this process has to collect."""
+        """Kill all processes in it at once. `started` are those that this process has to collect."""
         self._first.kill()
         for process in started:
             process.wait()
@@ -126,7 +126,7 @@ def check_machine() -> None:
 
 
 def inside_pids(space: Space) -> dict[int, int]:
-    """The processes of a pid namespace: pid inside to pid outside."""
+    """Return the processes of a pid namespace: pid inside to pid outside."""
     namespace = _link(space.pid)
     found = {}
     for name in os.listdir("/proc"):
@@ -146,7 +146,7 @@ def _link(pid: int) -> str:
 
 @contextlib.contextmanager
 def _new_pid_namespace() -> Iterator[None]:
-    """The next child of this thread is process 1 of a new pid namespace."""
+    """Make the next child of this thread process 1 of a new pid namespace."""
     with _and_back("pid"):
         _check(_libc.unshare(_CLONE_NEW["pid"]), "unshare a pid namespace")
         yield
@@ -154,7 +154,7 @@ def _new_pid_namespace() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _inside(pid: int, kind: str) -> Iterator[None]:
-    """This thread is in that process's network, or its children get pids of that process's pid namespace."""
+    """Hold this thread in that process's network, or let its children get pids of that process's pid namespace."""
     with _and_back(kind):
         with Path(f"/proc/{pid}/ns/{kind}").open("rb") as namespace:
             _check(_libc.setns(namespace.fileno(), _CLONE_NEW[kind]), f"enter the {kind} namespace of process {pid}")

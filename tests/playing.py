@@ -1,4 +1,4 @@
-"""The command line of those who play scenarios on nodes of this machine: which, how they are shown, what is kept."""
+"""The command line of programs that play scenarios on nodes of this machine: choice, output, and kept files."""
 
 import argparse
 import json
@@ -21,13 +21,13 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called, and chosen by."""
+        """Name by which it is shown and chosen."""
         ...
 
 
 S = TypeVar("S", bound=Named)
 Play = Callable[[S, Path], tuple[dict[str, Any], str]]
-"""Plays a scenario with its files in a folder: its line of JSON, with `wrong`, and what people are shown of it."""
+"""Plays a scenario with its files in a folder. Returns its line of JSON, with `wrong`, and a text for people."""
 
 
 def main(
@@ -38,9 +38,9 @@ def main(
     *,
     counted: str = "",
 ) -> int:
-    """Play scenarios; 0 if every one went as it should. `prepare` gets a folder for what is done once.
+    """Play scenarios. Return 0 if every one went well. `prepare` gets a folder for work that is done once.
 
-    `counted`: what the last line of JSON calls them, if not by the tool's name.
+    `counted`: name of the scenarios in the last line of JSON, if it is not the tool's name.
     """
     parser = argparse.ArgumentParser(prog=f"scripts/{tool}.sh", description=about)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each scenario, and one for all of them")
@@ -70,14 +70,14 @@ def main(
 
 
 def _sum(tool: str, count: int, failed: list[str], *, counted: str | None) -> str:
-    """The last line: of JSON, if there is a word for what was counted."""
+    """Return the last line, as JSON if there is a word for the counted scenarios."""
     if counted is not None:
         return json.dumps({counted or tool: count, "ok": count - len(failed), "failed": failed})
     return f"{tool}: {count - len(failed)} of {count} as they should be" + "".join(f"; not {name}" for name in failed)
 
 
 def _show(play: "Play[S]", scenario: S, folder: Path, *, as_json: bool) -> bool:
-    """Whether all was as it should be. Names of folders are short: sockets and run directories lie below."""
+    """Play a scenario and print it. Return whether it went well. Names of folders are short, for sockets below them."""
     folder.mkdir()
     begun_s = time.monotonic()
     try:

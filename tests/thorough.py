@@ -1,4 +1,4 @@
-"""Cases that every run plays, and those that `scripts/test.sh --thorough` plays: more of what another case holds."""
+"""Cases that every run plays, and those that only `scripts/test.sh --thorough` plays: more of another case's kind."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def everyday(cases: Iterable[Any], *chosen: Any) -> list[Any]:
-    """All of `cases`, for `pytest.mark.parametrize`; every run plays only those that are `chosen`."""
+    """Return all of `cases`, for `pytest.mark.parametrize`. Every run plays only those that are `chosen`."""
     known = list(cases)
     unknown = [case for case in chosen if case not in known]
     assert not unknown, f"no case {unknown}, there are {known}"

@@ -28,13 +28,13 @@ _RECOVER: Final = (ROOT / "docs" / "strategies" / "recover.md").read_text()
 
 
 def machine() -> dict[str, str | None]:
-    """An environment without an outer job: one thread for each process, and this environment's commands."""
+    """Return an environment without an outer job: one thread for each process, and this environment's commands."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {**no_outer_job(), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def manager(nodes: int, procs_per_node: int) -> list[str]:
-    """The README's line that starts the manager, in the foreground."""
+    """Return the README's line that starts the manager, in the foreground."""
     line = _block(_README, "taskd manager").partition("&")[0]
     numbers = {"--nodes": str(nodes), "--procs-per-node": str(procs_per_node)}
     words = shlex.split(line)
@@ -43,7 +43,7 @@ def manager(nodes: int, procs_per_node: int) -> list[str]:
 
 
 def manager_program(nodes: int, procs_per_node: int) -> str:
-    """`examples/manager.py` for a job of this size."""
+    """Return `examples/manager.py` for a job of this size."""
     text = (ROOT / "examples" / "manager.py").read_text()
     for name, number in (("node_nums", nodes), ("proc_per_node", procs_per_node)):
         text, count = re.subn(rf"^{name}=\d+", f"{name}={number}", text, flags=re.MULTILINE)
@@ -55,7 +55,7 @@ def static(
     program: Sequence[str | Path], *, node_rank: int, nnodes: int, procs_per_node: int, master_addr: str,
     options: Sequence[str] = (),
 ) -> list[str | Path]:  # fmt: skip
-    """The README's lines for one node. `options` are further ones of torchrun."""
+    """Return the README's lines for one node. `options` are further ones of torchrun."""
     (arguments,) = re.findall(r"^DISTRIBUTED_ARGS=.*$", _START, re.MULTILINE)
     given = f"GPUS_PER_NODE={procs_per_node} NNODES={nnodes} NODE_RANK={node_rank}"
     master = f"MASTER_ADDR={master_addr} MASTER_PORT={MASTER_PORT}"
@@ -66,19 +66,19 @@ def dynamic(
     program: Sequence[str | Path], *, nnodes: str, procs_per_node: int, manager_host: str, store_host: str,
     options: Sequence[str] = (),
 ) -> list[str | Path]:  # fmt: skip
-    """The lines of docs/strategies/recover.md for a node whose torchruns meet by c10d. `options` come last."""
+    """Return the lines of docs/strategies/recover.md for a node whose torchruns meet by c10d. `options` come last."""
     given = f"HOST0={manager_host} HOST1={store_host} NNODES={nnodes} GPUS_PER_NODE={procs_per_node}"
     return _shell([given], _block(_RECOVER, "c10d"), program, options)
 
 
 def _block(page: str, word: str) -> str:
-    """The one block of commands on a page in which a word stands."""
+    """Return the one block of commands on a page that contains a word."""
     (block,) = [block for block in FENCE.findall(page) if word in block]
     return str(block)
 
 
 def _shell(given: Sequence[str], lines: str, program: Sequence[str | Path], options: Sequence[str]) -> list[str | Path]:
-    """A shell that becomes the torchrun of these lines, with this program in place of `train.py`."""
+    """Return a shell that becomes the torchrun of these lines, with this program in place of `train.py`."""
     assert len(re.findall(r"^torchrun .* train\.py$", lines, re.MULTILINE)) == 1, lines
     typed = re.sub(r"^torchrun (.*) train\.py$", r'exec torchrun \1 $OPTIONS "$@"', lines, flags=re.MULTILINE)
     return ["bash", "-c", "\n".join([*given, f"OPTIONS={shlex.quote(' '.join(options))}", typed]), "node", *program]

@@ -1,6 +1,6 @@
-"""One rank of a job whose state is copied, or digested to be compared: steps of a given length, mostly asleep.
+"""One rank of a job whose state is copied, or digested to be compared. Its steps have a given length and mostly sleep.
 
-Arguments: the folder for what is found, steps, milliseconds a step, MiB of the state, `backup_every` (-1: as it comes),
+Arguments: the folder for the results, steps, milliseconds a step, MiB of the state, `backup_every` (-1: its default),
 and `every` of the verification (0: none).
 """
 
@@ -19,13 +19,13 @@ from taskd.adaptors.training import runtime as runtimes
 
 _WIDTH = 512
 _STATES = 3
-"""Adam has two numbers beside each parameter."""
+"""Numbers for each parameter: Adam has two beside the parameter itself."""
 _SETTLED = 10
-"""Steps that do not count."""
+"""First steps, which do not count."""
 
 
 def main() -> None:
-    """Train, and put down what each step took."""
+    """Train, and write the time of each step."""
     folder, steps, step_ms, mib, every, verify_every = Path(sys.argv[1]), *map(int, sys.argv[2:])
     dist.init_process_group("gloo")
     layers = max(1, round((mib << 20) / (4 * _STATES * _WIDTH * _WIDTH)))

@@ -1,7 +1,8 @@
-"""A neighbour without the job's secret: connections to one port that lead nowhere, until SIGTERM.
+"""A neighbour without the job's secret: it opens useless connections to one port until SIGTERM.
 
-`flood.py PORT A_SECOND HELD MANAGERS_PUBLIC_KEY COUNTS`. `A_SECOND` connections are opened, of each kind in turn; the
-newest `HELD` are left standing, and half as many handshakes. What was done is put into the file COUNTS twice a second.
+`flood.py PORT A_SECOND HELD MANAGERS_PUBLIC_KEY COUNTS`. It opens `A_SECOND` connections a second, of each kind in
+turn. The newest `HELD` plain connections stay open, and half as many handshakes. The number of connections of each kind
+is written into the file COUNTS twice a second.
 """
 
 import json
@@ -21,20 +22,20 @@ HOST = "127.0.0.1"
 WRITE_S = 0.5
 SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 GREETING = SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""Of ZMTP 3.1: what comes before a handshake."""
+"""Greeting of ZMTP 3.1, which precedes a handshake."""
 RAW = {
     "silent": lambda: b"",
     "noise": lambda: os.urandom(300),
     "half a greeting": lambda: SIGNATURE + b"\x03",
     "half a handshake": lambda: GREETING + b"\x04\xc8\x05HELLO",
 }
-"""What is sent before all falls silent."""
+"""Bytes that a plain connection sends before it falls silent, by kind."""
 SOCKETS = ("no key", "another manager's key", "an own key")
-"""Whole handshakes: without CURVE, to a manager with another key, and to this one by who is none of its agents."""
+"""Whole handshakes: without CURVE, for a manager with another key, and for this one from a peer that is no agent."""
 
 
 class Flood:
-    """What is open, and what was done."""
+    """Open connections, and the number of those opened so far."""
 
     def __init__(self, port: int, held: int, managers_key: bytes) -> None:
         self.done: Counter[str] = Counter()
@@ -45,7 +46,7 @@ class Flood:
         self._dealers: deque[zmq.Socket[bytes]] = deque()
 
     def open(self, number: int) -> None:
-        """One more connection."""
+        """Open one more connection."""
         kinds = (*RAW, *SOCKETS)
         kind = kinds[number % len(kinds)]
         try:
@@ -53,7 +54,7 @@ class Flood:
                 self._open_raw(RAW[kind]())
             else:
                 self._open_dealer(kind)
-        except OSError:  # zmq.ZMQError is none
+        except OSError:  # zmq.ZMQError is no OSError, and ends the flood
             self.done["not opened"] += 1
         else:
             self.done[kind] += 1
@@ -68,7 +69,7 @@ class Flood:
             self._leave(self._raw.popleft())
 
     def _leave(self, link: socket.socket) -> None:
-        """Close it; counts whether the manager had."""
+        """Close a connection. Count it if the manager had closed it before."""
         with link:
             try:
                 while link.recv(4096):
@@ -94,21 +95,21 @@ class Flood:
             self._dealers.popleft().close(0)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for link in self._raw:
             self._leave(link)
         self._context.destroy(linger=0)
 
 
 def write(path: Path, counts: Counter[str]) -> None:
-    """Whole, or not at all."""
+    """Write the counts into the file as a whole, or not at all."""
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(counts))
     fresh.replace(path)
 
 
 def main() -> None:
-    """Go on until SIGTERM."""
+    """Open connections until SIGTERM."""
     port, a_second, held, managers_key, counts = sys.argv[1:]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())

@@ -1,6 +1,6 @@
-"""A job that now and then does something else than steps, as `benchmarks/works.py` has it. taskd is told nothing.
+"""A job that now and then does other work than steps, as `benchmarks/works.py` generates it, unannounced to taskd.
 
-Rank 0 does it alone, and the others wait in a barrier; every rank evaluates. Ranks put down steps as `train.py` does.
+Rank 0 does it alone, and the others wait in a barrier. Every rank evaluates. Ranks log their steps as `train.py` does.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.works import EVALUATION, Work, works
 
 
 def upload(seconds: float) -> None:
-    """Another program does it."""
+    """Wait for another program, as for an upload."""
     subprocess.run([sys.executable, "-c", f"import time; time.sleep({seconds})"], check=True)
 
 
@@ -35,7 +35,7 @@ def multiply(seconds: float) -> None:
 
 
 def receive(seconds: float) -> None:
-    """From a server that answers late."""
+    """Receive from a server that answers late."""
     here, there = socket.socketpair()
     with here, there:
         here.settimeout(seconds)
@@ -52,7 +52,7 @@ def loop(seconds: float) -> None:
 
 
 def collect(seconds: float) -> None:
-    """Garbage, a lot of it."""
+    """Collect a lot of garbage."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         kept = [[number] for number in range(300_000)]
@@ -61,7 +61,7 @@ def collect(seconds: float) -> None:
 
 
 def compile_native(seconds: float) -> None:
-    """As torch.compile does it: a compiler, again and again."""
+    """Run a compiler again and again, as torch.compile does."""
     end_s = time.monotonic() + seconds
     program = "".join(f"int f{number}(int x) {{ return x * {number}; }}\n" for number in range(2000))
     while time.monotonic() < end_s:
@@ -73,7 +73,7 @@ def compile_native(seconds: float) -> None:
 
 
 class Trainer:
-    """What one rank does."""
+    """Training of one rank."""
 
     def __init__(self, args: argparse.Namespace, log: StepLog) -> None:
         self._args, self._log = args, log
@@ -95,7 +95,7 @@ class Trainer:
         }
 
     def train(self) -> None:
-        """From the newest committed step on, until it is killed."""
+        """Train from the newest committed step on, until the process is killed."""
         for work in works(self._args.seed):
             while self.state.step < work.after:
                 self._train_once()
@@ -118,7 +118,7 @@ class Trainer:
         self._log.committed(self.state.step)
 
     def _evaluate(self, seconds: float) -> None:
-        """In train mode, as samplers do."""
+        """Evaluate in train mode, as samplers do."""
         end_s = time.monotonic() + seconds
         with torch.no_grad():
             while time.monotonic() < end_s:
@@ -133,7 +133,7 @@ class Trainer:
 
 
 def main() -> None:
-    """One rank."""
+    """Run one rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, required=True, metavar="DIRECTORY", help="of the ranks' logs")
     parser.add_argument("--step-ms", type=float, required=True, help="length of a usual step")

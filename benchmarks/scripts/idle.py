@@ -1,4 +1,4 @@
-"""A rank that does nothing, until its job is ended: the nodes of a job that is only to be checked."""
+"""A rank that does nothing until its job is ended. Its job exists only for checks of the nodes."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The manager of a job of one node, started as the seed does: `manager.py RANKS`. The rest is environment."""
+"""Manager of a job of one node, started as the seed does: `manager.py RANKS`. All else comes from the environment."""
 
 import sys
 

@@ -1,13 +1,15 @@
-"""A peer with the job's secret that is no node of the job, and says whatever comes to its mind, until SIGTERM.
+"""A peer with the job's secret that is no node of the job, and sends random messages until SIGTERM.
 
-`nonsense.py PORT A_SECOND RANKS SEED COUNTS`, the secret in the file that `TASKD_SECRET_FILE` names. It speaks under
-some identities of its own, under a new one now and then, and under that of the job's agent, which it knows from what
-the manager answers, without that one's proof; as the place that is held, as one that does not exist, and as none. Half
-of what it says is random in every field, the other half is what a node of this job could say. What was sent and what
-came back is put into the file COUNTS twice a second. Each identity has a connection of its own, as agents have.
+`nonsense.py PORT A_SECOND RANKS SEED COUNTS`; `TASKD_SECRET_FILE` names the file with the secret. Each identity has a
+connection of its own, as agents have. The peer sends under some identities of its own, and under a new one now and
+then. It also sends under the identity of the job's agent, without that agent's proof. It has that identity from the
+manager's answers. It sends for the place that is held, for one that does not exist, and for none.
 
-It is no spare that keeps what it promises, so it can be given a place that falls vacant, as any node that holds the
-secret: see docs/security.md. No place does so here.
+Half of the messages are random in every field. The other half are those that a node of this job could send. The number
+of messages and answers by kind is written into the file COUNTS twice a second.
+
+The peer can pose as a spare, without doing a spare's work. So it can get a place that falls vacant, as any node that
+holds the secret: see docs/security.md. No place falls vacant here.
 """
 
 import json
@@ -39,13 +41,13 @@ WRITE_S = 0.5
 JOB = "default"
 IDENTITIES = 8
 NEW_IDENTITY = 0.02
-"""Share of messages that come from somebody who was never heard before."""
+"""Probability, for each message, that a new identity first replaces the oldest one."""
 KINDS = (NodeStatus, EvidenceReport, Drain, Modules, Inspect)
 HEADER = codec.MAGIC + bytes([codec.WIRE_VERSION])
 
 
 class Nonsense:
-    """What is known of the job, and what is made of it."""
+    """Generator of messages, and its knowledge of the job."""
 
     def __init__(self, ranks: int, dice: random.Random) -> None:
         self._ranks, self._dice = ranks, dice
@@ -55,19 +57,19 @@ class Nonsense:
         self._directive: Directive | None = None
 
     def learn(self, answer: object) -> None:
-        """What the manager tells every node."""
+        """Keep the newest directive, which the manager sends to every node."""
         if isinstance(answer, Directive):
             self._directive = answer
 
     def somebody(self) -> str:
-        """The proof of one of its identities. A new one takes the place of the oldest."""
+        """Return the proof of one of its identities. Now and then a new one first replaces the oldest."""
         if self._dice.random() < NEW_IDENTITY:
             self._proofs.popleft()
             self._proofs.append(secrets.token_hex(16))
         return self._dice.choice(self._proofs)
 
     def message(self, proof: str) -> tuple[str, dict[str, Any]]:
-        """A well-typed one, and what kind it is."""
+        """Return a well-typed message, as its kind and its value."""
         kind = self._dice.choice(KINDS)
         value = anything(self._infos[kind], self._dice)
         if "job_id" in value and self._dice.random() < 0.8:
@@ -90,7 +92,7 @@ class Nonsense:
         return {"agent_id": agent_of(proof), "proof": proof}
 
     def _likely_status(self) -> dict[str, Any]:
-        """What a node of this job could say: that its ranks are dead, that it leaves, that it is far ahead."""
+        """Return a status that a node of this job could send: its ranks are dead, it leaves, it is far ahead."""
         dice, known = self._dice, self._directive
         self._sequence += 1
         generation = (known.generation if known is not None else 0) + dice.choice((0, 0, 0, 1, 1000, -1))
@@ -110,7 +112,7 @@ class Nonsense:
         }
 
     def _likely_evidence_report(self) -> dict[str, Any]:
-        """What is the matter with ranks of the job, none of which is this peer's."""
+        """Return evidence of ranks of the job, none of which is this peer's."""
         ranks = self._dice.sample(range(self._ranks), self._dice.randint(1, self._ranks))
         return {
             "probe": self._directive.probe if self._directive is not None else 0,
@@ -119,7 +121,7 @@ class Nonsense:
 
 
 class Mouths:
-    """The connection of each identity."""
+    """Connections, one for each identity."""
 
     def __init__(self, port: int, secret: bytes) -> None:
         self._address, self._secret = Address(LOOPBACK, port), secret
@@ -127,7 +129,7 @@ class Mouths:
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
 
     def say(self, proof: str, value: dict[str, Any]) -> bool:
-        """False if the manager does not listen."""
+        """Send a message under the identity of this proof. Return False if the manager does not accept it."""
         if proof not in self._dealers:
             if len(self._dealers) >= IDENTITIES:
                 self._dealers.pop(next(iter(self._dealers))).close(0)
@@ -139,7 +141,7 @@ class Mouths:
         return True
 
     def listen(self, nonsense: Nonsense, answers: Counter[str]) -> None:
-        """Take in what has come back."""
+        """Receive, count and evaluate the answers."""
         for dealer in self._dealers.values():
             while dealer.poll(0):
                 answer = codec.decode_from_manager(dealer.recv())
@@ -147,19 +149,19 @@ class Mouths:
                 nonsense.learn(answer)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._context.destroy(linger=0)
 
 
 def write(path: Path, counts: dict[str, Counter[str]]) -> None:
-    """Whole, or not at all."""
+    """Write the counts into the file as a whole, or not at all."""
     fresh = path.with_suffix(".new")
     fresh.write_text(json.dumps(counts))
     fresh.replace(path)
 
 
 def main() -> None:
-    """Go on until SIGTERM."""
+    """Send messages until SIGTERM."""
     port, a_second, ranks, seed, counts = sys.argv[1:]
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())

@@ -1,6 +1,6 @@
 """One rank of two: a state goes from rank 0 to rank 1 as in a recovery, and as bare broadcasts, in turn.
 
-Arguments: the folder for what is found, MB of the state, how often.
+Arguments: the folder for the results, MB of the state, number of turns.
 """
 
 import json
@@ -21,7 +21,7 @@ from taskd.wire.state import Transfer
 _PIECE_BYTES = 64 << 20
 _MOST_HELD_BYTES = 1 << 30
 _STATES = 3
-"""Adam has two numbers beside each parameter."""
+"""Numbers for each parameter: Adam has two beside the parameter itself."""
 _PLAN = WorldPlan(
     generation=1,
     world_size=2,
@@ -35,7 +35,7 @@ _PLAN = WorldPlan(
 
 
 def state_of(size_bytes: int, rank: int) -> taskd.TrainState:
-    """Adam on layers of 16 MiB, or smaller ones; other numbers on each rank."""
+    """Return a state of Adam on layers of 16 MiB, or smaller ones, with other numbers on each rank."""
     torch.manual_seed(rank)
     width = 2048 if size_bytes >= 1 << 29 else 512
     layers = max(1, round(size_bytes / (4 * _STATES * width * width)))
@@ -49,7 +49,7 @@ def state_of(size_bytes: int, rank: int) -> taskd.TrainState:
 
 
 def restored_s(state: taskd.TrainState, rank: int) -> float:
-    """One restore, of all it does."""
+    """Make one whole restore; return its seconds."""
     state._recovery.step = 0
     if rank:
         state._recovery.declare_empty()
@@ -63,7 +63,7 @@ def restored_s(state: taskd.TrainState, rank: int) -> float:
 
 
 def sent_s(size_bytes: int) -> float:
-    """As many bytes, with nothing to find out: the link's own speed, from memory to memory that no cache has."""
+    """Broadcast as many bytes from and to uncached memory; return the seconds, which give the link's own speed."""
     held = torch.ones(min(size_bytes, _MOST_HELD_BYTES), dtype=torch.uint8)
     dist.barrier()
     begun_s = time.monotonic()
@@ -78,20 +78,20 @@ def sent_s(size_bytes: int) -> float:
 
 
 def peak_kb(*, reset: bool = False) -> int:
-    """The most memory that this process had since it was reset, in KiB."""
+    """Return the peak memory of this process since the last reset, in KiB. With `reset`, reset it first."""
     if reset:
         Path("/proc/self/clear_refs").write_text("5")
     return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
 
 
 def main() -> None:
-    """Measure in turn, and put it down."""
+    """Measure restore and link in turn, and write the results."""
     folder, size_bytes, times = Path(sys.argv[1]), int(float(sys.argv[2]) * 1e6), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     state = state_of(size_bytes, rank)
-    restored_s(state, rank)  # connects, and imports what is used for the first time
+    restored_s(state, rank)  # connects, and imports modules that are used for the first time
     before_kb = peak_kb(reset=True)
     links, restores, extra_kb = [], [], 0
     for _ in range(times):

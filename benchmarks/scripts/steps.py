@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A step is real work throughout: a batch is drawn, forward, backward, AdamW; no sleep. The size of the batch is chosen
-   so that it takes 10 ms of the processor.
-2. Steps are done in turns of a few. In a turn *with*, the hooks of the `TrainState` run and each step is committed. In
-   a turn *without*, the very same objects train with their hooks taken off and nothing is committed. The order of the
+1. A step is real work throughout: drawing a batch, forward, backward, AdamW; no sleep. The size of the batch is chosen
+   so that a step takes 10 ms of processor time.
+2. Steps are made in turns of a few. In a turn *with*, the hooks of the `TrainState` run and each step is committed. In
+   a turn *without*, the very same objects train with their hooks removed, and nothing is committed. The order of the
    two alternates from pair to pair.
 3. Nothing is measured before a byte can be read from the FIFO `--go`: until then warm processes may still be starting.
 4. With `--plain` no line of taskd is imported and nothing is compared.
@@ -39,7 +39,7 @@ _HOOKS: dict[str, Callable[[], object]] = {
 
 
 class Work:
-    """What one step does."""
+    """Model, optimizer and batch size of the measured step."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -49,20 +49,20 @@ class Work:
         self.batch_size = 256
 
     def step(self) -> None:
-        """Train once."""
+        """Make one training step."""
         self.optimizer.zero_grad()
         self.model(torch.randn(self.batch_size, WIDTH)).square().mean().backward()
         self.optimizer.step()
 
     def calibrate(self) -> None:
-        """Choose the batch so that a step takes 10 ms."""
+        """Choose the size of the batch so that a step takes 10 ms of processor time."""
         for _ in range(4):
             took_s = statistics.median(_timed_s(self.step) for _ in range(20))
             self.batch_size = max(1, round(self.batch_size * STEP_S / took_s))
 
     @contextmanager
     def bare(self) -> Iterator[None]:
-        """Take off all hooks of model and optimizer."""
+        """Remove all hooks of model and optimizer within a block."""
         owners: tuple[object, ...] = (self.model, self.optimizer)
         kept = [(owner, name, hooks) for owner in owners for name, hooks in vars(owner).items() if name in _HOOKS]
         for owner, name, _ in kept:
@@ -75,14 +75,14 @@ class Work:
 
 
 class Turn:
-    """Some steps, each timed by the clock and on the processor, in microseconds."""
+    """Some steps. Medians of their wall-clock and processor times, and times of the commits, in microseconds."""
 
     def __init__(self, steps: int, work: Work, commit: Callable[[], None] | None) -> None:
         wall, cpu, commits = [], [], []
         for _ in range(steps):
             begun_ns, begun_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
             work.step()
-            stepped_ns = time.perf_counter_ns()  # in both kinds of turns: looking at the clock is not taskd's part
+            stepped_ns = time.perf_counter_ns()  # in both kinds of turns: reading the clock is not taskd's part
             if commit is not None:
                 commit()
             commits.append((time.perf_counter_ns() - stepped_ns) / 1000)
@@ -94,7 +94,7 @@ class Turn:
 
 
 def compare(work: Work, commit: Callable[[], None], pairs: int, steps: int) -> dict[str, Any]:
-    """Take turns: the quotients with/without of each pair, and what a commit took."""
+    """Take turns; return the quotient with/without of each pair, and the times of commits and plain steps."""
     found: dict[str, Any] = {"wall": [], "cpu": [], "commit_us": [], "step_us": []}
     for pair in range(pairs):
         turns: dict[bool, Turn] = {}
@@ -112,7 +112,7 @@ def compare(work: Work, commit: Callable[[], None], pairs: int, steps: int) -> d
 
 
 def with_taskd(work: Work, args: argparse.Namespace) -> None:
-    """Train as a user of taskd does, in a worker that has everything attached."""
+    """Train as a user of taskd does, in a worker with everything attached; measure and write the figures."""
     import taskd
     from taskd.adaptors.training.runtime import current
 
@@ -133,7 +133,7 @@ def with_taskd(work: Work, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The rank."""
+    """Run the rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--go", type=Path, required=True, help="FIFO that holds back the measurement")
     parser.add_argument("--out", type=Path, required=True, help="where the figures are written; the PID beside it")

@@ -3,14 +3,14 @@
 Rules:
 
 1. The batch of a step is a function of step and rank. Dropout makes the random numbers matter.
-2. Every rank appends what it does to `RECORD/rank-R.log`, a line at a time: `start PID TIME`, then
-   `step PID STEP TIME` for each committed step. Times are CLOCK_MONOTONIC seconds.
-3. With `--checkpoint` rank 0 saves every step and all ranks begin from what they find: what stock torchrun needs.
-4. Training ends at `--steps`, or at the step that stands in `--stop-file` once that file is there. Whoever writes the
-   file names a step that no rank can have reached.
-5. With `--rss-gib` each process touches so much memory, 64 MiB a step from its fifth on: its set-up is not longer.
-6. With `--objects` each process makes so many Python objects in its set-up, which its collector tracks, and keeps them,
-   or drops them at once with `--drop`. How long that took is a line `built PID SECONDS`.
+2. Every rank appends its events to `RECORD/rank-R.log`, a line at a time: `start PID TIME`, then `step PID STEP TIME`
+   for each committed step. Times are CLOCK_MONOTONIC seconds.
+3. With `--checkpoint` rank 0 saves every step, and all ranks begin from the saved step, as stock torchrun requires.
+4. Training ends at `--steps`, or at the step in the file `--stop-file` once that file is there. The writer of the file
+   names a step that no rank can have reached.
+5. With `--rss-gib` each process touches that much memory, 64 MiB a step from its fifth on: its set-up is not longer.
+6. With `--objects` each process makes that many Python objects in its set-up. Its collector tracks them. The process
+   keeps them, or drops them at once with `--drop`. A line `built PID SECONDS` has the time that this took.
 """
 
 import argparse
@@ -39,7 +39,7 @@ TOUCHED_BYTES = 1 << 26
 
 
 class StepLog:
-    """What one rank of the job says of itself, with the time."""
+    """Log of one rank of the job: its events with their times."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -47,36 +47,36 @@ class StepLog:
         self._pid = os.getpid()
 
     def started(self) -> None:
-        """This process is about to set up."""
+        """Log that this process is about to set up."""
         os.write(self._file, f"start {self._pid} {time.monotonic():.6f}\n".encode())
 
     def built(self, seconds: float) -> None:
-        """This process has made its objects in so long."""
+        """Log the time in which this process has made its objects."""
         os.write(self._file, f"built {self._pid} {seconds:.6f}\n".encode())
 
     def committed(self, step: int) -> None:
-        """This process has committed `step`."""
+        """Log that this process has committed `step`."""
         os.write(self._file, f"step {self._pid} {step} {time.monotonic():.6f}\n".encode())
 
 
 def build_network() -> nn.Module:
-    """About 260,000 parameters; the same on every rank."""
+    """Return a network of about 260,000 parameters, the same on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Dropout(0.1), nn.Linear(2 * WIDTH, WIDTH))
 
 
 def build_optimizer(network: nn.Module) -> torch.optim.Optimizer:
-    """AdamW, whose state is twice the model."""
+    """Return AdamW, whose state is twice the model."""
     return torch.optim.AdamW(network.parameters(), lr=1e-3)
 
 
 def batch(step: int, rank: int) -> Tensor:
-    """What `rank` trains on in `step`."""
+    """Return the batch of `rank` in `step`."""
     return torch.randn(BATCH_SIZE, WIDTH, generator=torch.Generator().manual_seed(step * 1000 + rank))
 
 
 def pace(started_s: float, step_ms: float) -> None:
-    """Let a step last `step_ms` at least, as one does that waits for an accelerator."""
+    """Let a step last at least `step_ms`, as a step that waits for an accelerator does."""
     time.sleep(max(0.0, started_s + step_ms / 1000 - time.monotonic()))
 
 
@@ -88,7 +88,7 @@ def save(path: Path, step: int, network: nn.Module, optimizer: torch.optim.Optim
 
 
 def load(path: Path, network: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Go back to the checkpoint, if there is one. Returns its step."""
+    """Go back to the checkpoint, if there is one. Return its step, or 0."""
     if not path.exists():
         return 0
     saved: dict[str, Any] = torch.load(path)
@@ -107,7 +107,7 @@ class Ballast:
         self._touched = 0
 
     def committed(self) -> None:
-        """One more step of this process; from the fifth on a part of the memory is touched."""
+        """Count one more step of this process. From the fifth on, touch a part of the memory."""
         self._steps += 1
         if self._steps < LIGHT_STEPS or self._touched >= self._bytes:
             return
@@ -121,7 +121,7 @@ class Ballast:
 
 
 def build_objects(count: int, log: StepLog, *, drop: bool) -> list[list[Any]]:
-    """Make so many containers, and have the collector know them as old: it does not come back to them by itself."""
+    """Make `count` containers, and age them in the collector: it does not come back to old ones by itself."""
     started_s = time.monotonic()
     gc.disable()
     objects: list[list[Any]] = [[] for _ in range(count)]
@@ -134,7 +134,7 @@ def build_objects(count: int, log: StepLog, *, drop: bool) -> list[list[Any]]:
 
 
 def last_step(path: Path) -> int:
-    """The step at which to stop: none as long as the file is not there."""
+    """Return the step at which to stop; `NO_LIMIT` as long as the file is not there."""
     try:
         return int(path.read_text())
     except FileNotFoundError:
@@ -142,7 +142,7 @@ def last_step(path: Path) -> int:
 
 
 def report(network: nn.Module, step: int, out: Path) -> None:
-    """Compare the weights of all ranks; rank 0 writes what came out."""
+    """Compare the weights of all ranks; rank 0 writes the outcome."""
     digest = hashlib.sha256()
     for parameter in network.parameters():
         digest.update(parameter.detach().numpy().tobytes())
@@ -154,7 +154,7 @@ def report(network: nn.Module, step: int, out: Path) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, required=True, metavar="DIRECTORY", help="of the ranks' logs")
     parser.add_argument("--steps", type=int, default=NO_LIMIT, help="steps to train (default: until killed)")
@@ -171,7 +171,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """One rank."""
+    """Run one rank."""
     args = arguments()
     log = StepLog(args.record, int(os.environ["RANK"]))
     log.started()

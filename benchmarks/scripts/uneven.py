@@ -1,10 +1,10 @@
-"""A job with uneven steps, as `benchmarks/schedule.py` has them. Nothing of it is announced to taskd.
+"""A job with uneven steps, as `benchmarks/schedule.py` generates them. None of this is announced to taskd.
 
 Rules:
 
-1. Evaluation is what scripts do: the model in eval mode, no gradients, on all ranks. Checkpoints are rank 0's alone.
-   A slow step is that of one rank, another one each time.
-2. A step sleeps as one does that waits for an accelerator. Ranks put down steps as `train.py` does.
+1. Evaluation is that of usual scripts: the model in eval mode, no gradients, on all ranks. Rank 0 alone writes
+   checkpoints. A slow step is slow on one rank, given by the step's number.
+2. A step sleeps, as a step that waits for an accelerator does. Ranks log their steps as `train.py` does.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.scripts.train import StepLog, batch, build_network, build_optimi
 
 
 class Trainer:
-    """What one rank does."""
+    """Training of one rank."""
 
     def __init__(self, args: argparse.Namespace, log: StepLog) -> None:
         self._args, self._log = args, log
@@ -34,7 +34,7 @@ class Trainer:
         self.state = taskd.TrainState(model=self._model, optimizer=self._optimizer)
 
     def train(self) -> None:
-        """From the newest committed step on, until it is killed."""
+        """Train from the newest committed step on, until the process is killed."""
         for step in islice(steps(self._args.seed), self.state.step, None):
             self._train_once(step)
             if step.evaluation:
@@ -72,7 +72,7 @@ class Trainer:
 
 
 def main() -> None:
-    """One rank."""
+    """Run one rank."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, required=True, metavar="DIRECTORY", help="of the ranks' logs")
     parser.add_argument("--step-ms", type=float, required=True, help="length of a usual step")

@@ -19,7 +19,7 @@ Turns = Callable[..., Turn]
 
 
 def compare(turns: Turns, pairs: int) -> dict[str, Any]:
-    """Take turns: of each pair the medians of a step's rest, with taskd and without."""
+    """Take turns; return, for each pair, the time that taskd adds to a step's rest, and the times without taskd."""
     found: dict[str, Any] = {"wall": [], "cpu": [], "step_us": [], "rest_us": []}
     for pair in range(pairs):
         taken = {ours: turns(ours=ours) for ours in ((True, False) if pair % 2 else (False, True))}
@@ -32,7 +32,7 @@ def compare(turns: Turns, pairs: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The rank."""
+    """Run the rank."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trainer", choices=TURNS)
     parser.add_argument("--go", type=Path, required=True, help="FIFO that holds back the measurement")

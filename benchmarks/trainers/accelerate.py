@@ -1,4 +1,4 @@
-"""accelerate: a loop, with one accelerator that taskd knows and another that it does not."""
+"""accelerate: a loop, with one accelerator under taskd and another one without it."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class _Loop:
 
 
 class AccelerateTurns(EpochTurns):
-    """Of two accelerators."""
+    """Turns of two accelerators."""
 
     def __init__(self, watch: Stopwatch, _folder: str, steps: int) -> None:
         plain, ours = _Loop(watch, steps), _Loop(watch, steps)

@@ -1,4 +1,4 @@
-"""DeepSpeed, ZeRO 1: a loop, with one engine that taskd knows and another that it does not."""
+"""DeepSpeed, ZeRO 1: a loop, with one engine under taskd and another one without it."""
 
 import os
 from typing import Any
@@ -40,7 +40,7 @@ class _Loop:
 
 
 class DeepspeedTurns(EpochTurns):
-    """Of two engines."""
+    """Turns of two engines."""
 
     def __init__(self, watch: Stopwatch, _folder: str, steps: int) -> None:
         deepspeed.init_distributed("gloo")

@@ -1,4 +1,4 @@
-"""Turns of a loop that a user writes: an epoch each, of a loop that taskd knows or of another that it does not."""
+"""Turns of a loop that a user writes: an epoch each, of a loop under taskd or of another one without it."""
 
 from typing import Any, Protocol
 
@@ -7,7 +7,7 @@ from benchmarks.trainers.work import Stopwatch, Turn
 
 
 class EpochLoop(Protocol):
-    """A user's."""
+    """Training loop of a user."""
 
     def train(self, epochs: Any, state: Any) -> None:
         """Train for these epochs, and commit each step if there is a state."""
@@ -15,17 +15,17 @@ class EpochLoop(Protocol):
 
 
 class EpochTurns:
-    """Each turn is an epoch: of `ours`, whose state that is, or of `plain`."""
+    """Turns of one epoch each: of `ours`, whose state is `state`, or of `plain`."""
 
     def __init__(self, watch: Stopwatch, plain: EpochLoop, ours: EpochLoop, state: taskd.TrainState) -> None:
         self._watch, self._plain, self._ours, self._state = watch, plain, ours, state
         self._turns = 0
 
     def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
+        """Train for one turn, with taskd if `ours`."""
         turn, state = self._watch.begin(), self._state
         if ours:
-            self._turns += 1  # epochs are counted on
+            self._turns += 1  # the state counts its epochs over all turns
             taskd.resilient(state)(lambda: self._ours.train(state.epochs(self._turns), state))()
         else:
             self._plain.train(range(1), None)

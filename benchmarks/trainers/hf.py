@@ -26,14 +26,14 @@ class _Model(torch.nn.Module):
 
 
 class HfTurns:
-    """`folder` is the trainer's."""
+    """Turns with a new trainer for each. `folder` is the trainers' output folder."""
 
     def __init__(self, watch: Stopwatch, folder: str, steps: int) -> None:
         self._watch, self._folder, self._steps = watch, folder, steps
         self._model, self._data = _Model(watch), _Texts(2 * steps)
 
     def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
+        """Train for one turn, with taskd if `ours`."""
         arguments = TrainingArguments(
             output_dir=self._folder,
             use_cpu=True,

@@ -27,7 +27,7 @@ class _Module(lightning.LightningModule):  # type: ignore[misc]
 
 
 class LightningTurns:
-    """`folder` is the trainer's."""
+    """Turns with a new trainer for each. `folder` is the trainers' root folder."""
 
     def __init__(self, watch: Stopwatch, folder: str, steps: int) -> None:
         self._watch, self._folder = watch, folder
@@ -35,7 +35,7 @@ class LightningTurns:
         self._loader = DataLoader(Rows(2 * steps), batch_size=ROWS, shuffle=True)
 
     def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
+        """Train for one turn, with taskd if `ours`."""
         kind: Any = TaskdDDPStrategy if ours else DDPStrategy
         trainer = lightning.Trainer(
             strategy=kind(process_group_backend="gloo"),

@@ -1,4 +1,4 @@
-"""Megatron's core, two replicas: a loop, with one model that taskd knows and another that it does not."""
+"""Megatron's core, two replicas: a loop, with one model under taskd and another one without it."""
 
 import logging
 import warnings
@@ -90,7 +90,7 @@ _PLACES = torch.arange(_LENGTH).repeat(ROWS, 1)
 
 
 class MegatronTurns:
-    """Each turn is so many steps."""
+    """Turns of `steps` steps each."""
 
     def __init__(self, watch: Stopwatch, _folder: str, steps: int) -> None:
         dist.init_process_group("gloo")
@@ -106,7 +106,7 @@ class MegatronTurns:
         self._state = taskd.megatron.state(self._ours.model, self._ours.optimizer, self._ours.scheduler)
 
     def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
+        """Train for one turn, with taskd if `ours`."""
         turn = self._watch.begin()
         if ours:
             taskd.resilient(self._state)(self._train)()

@@ -1,4 +1,4 @@
-"""The trainers that are measured: what is imported of each, and its class of turns."""
+"""Names for each measured trainer: the library to import, and the class of its turns."""
 
 from typing import Final
 

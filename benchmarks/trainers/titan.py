@@ -1,4 +1,4 @@
-"""torchtitan, FSDP2 over all ranks: two trainers, of which taskd knows one. Each turn is a `train()` of some steps."""
+"""torchtitan, FSDP2 over all ranks: two trainers, one of them under taskd. Each turn is a `train()` of some steps."""
 
 import sys
 from typing import Any
@@ -14,12 +14,12 @@ _ARGUMENTS = [
 
 
 class TitanTurns:
-    """`folder` is torchtitan's."""
+    """Turns of two trainers. `folder` is their dump folder."""
 
     def __init__(self, watch: Stopwatch, folder: str, steps: int) -> None:
         argv, sys.argv = sys.argv, [sys.argv[0], *_ARGUMENTS, "--job.dump_folder", folder]
         try:
-            from tests.trainers.programs import titan_letters  # noqa: F401 - it is what "letters" means
+            from tests.trainers.programs import titan_letters  # noqa: F401 - it registers "letters"
 
             # isort: split
             from torchtitan.config import ConfigManager
@@ -45,7 +45,7 @@ class TitanTurns:
             trainer.job_config.training.steps = 0
 
     def __call__(self, *, ours: bool) -> Turn:
-        """Train once; `ours` with taskd."""
+        """Train for one turn, with taskd if `ours`."""
         trainer = self._trainers[ours]
         trainer.job_config.training.steps += self._steps
         turn = self._watch.begin()

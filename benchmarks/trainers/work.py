@@ -1,12 +1,12 @@
-"""What is trained in all of them, and how its steps are timed.
+"""Network and data of all these trainings, and the timing of their steps.
 
 Rules:
 
-1. A step is a small network's real one, and, in its forward pass, a fixed time of the processor's in which memory is
-   gone through: it stands for the work of an accelerator, and empties the caches as real work does.
-2. A step lasts from one forward pass to the next. What is compared is its *rest*, without that fixed time: all that
-   the library does, and taskd.
-3. A turn's first steps do not count: libraries set things up in them, and taskd finds out what a training is like.
+1. A step is a real step of a small network. Its forward pass includes a fixed processor time, in which memory is gone
+   through. This time stands for the work of an accelerator, and empties the caches as real work does.
+2. A step lasts from one forward pass to the next. Its *rest* is compared, without the fixed time: the work of the
+   library and of taskd.
+3. A turn's first steps do not count: libraries set things up in them, and taskd determines the kind of training.
 """
 
 import time
@@ -21,7 +21,7 @@ _LAYERS, _CHUNK, _CHUNKS = 12, 1 << 15, 256
 
 
 class Spin:
-    """A fixed time of the processor's."""
+    """A fixed processor time, spent by going through memory."""
 
     def __init__(self) -> None:
         self.length_s = 0.0
@@ -29,7 +29,7 @@ class Spin:
         self._next = 0
 
     def __call__(self) -> None:
-        """Spend it."""
+        """Spend the time."""
         end_s = time.thread_time() + self.length_s
         while time.thread_time() < end_s:
             self._memory[self._next % _CHUNKS].add_(1)
@@ -38,7 +38,7 @@ class Spin:
 
 @dataclass
 class Turn:
-    """Steps: what each took beside the spin, by the clock and on the processor, and all of it, in microseconds."""
+    """Times of a turn's steps in microseconds: wall clock and processor without the spin, and the whole step."""
 
     wall_us: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Turn:
 
 
 class Stopwatch:
-    """Looks at the clocks around the spin of each forward pass."""
+    """Reader of the clocks around the spin of each forward pass."""
 
     def __init__(self) -> None:
         self.spin = Spin()
@@ -55,12 +55,12 @@ class Stopwatch:
         self._seen = 0
 
     def begin(self) -> Turn:
-        """The steps of a turn follow."""
+        """Begin a turn: the next steps belong to it."""
         self._turn, self._last, self._seen = Turn(), None, 0
         return self._turn
 
     def step(self) -> None:
-        """A forward pass."""
+        """Record the step that ends with this forward pass, and spin."""
         wall_ns, cpu_ns, turn, last = time.perf_counter_ns(), time.thread_time_ns(), self._turn, self._last
         self._seen += 1
         if turn is not None and last is not None and self._seen > LEFT_OUT:
@@ -83,7 +83,7 @@ class Network(nn.Module):
         vars(self)["watch"] = watch
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits."""
+        """Return the logits; in training, time the step first."""
         if self.training:
             self.watch.step()
         for layer in self.layers:
@@ -92,7 +92,7 @@ class Network(nn.Module):
 
 
 class Rows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Numbers that are there already, enough for so many steps."""
+    """Dataset of numbers that are made in advance, enough for `steps` steps."""
 
     def __init__(self, steps: int) -> None:
         generator = torch.Generator().manual_seed(0)

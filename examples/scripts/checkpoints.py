@@ -1,4 +1,4 @@
-"""Digits, data parallel: rank 0 writes a checkpoint now and then, and the next start goes on from it.
+"""Digits, data parallel: rank 0 writes a checkpoint once per epoch, and the next start resumes from it.
 
 taskd run --nproc-per-node 2 examples/scripts/checkpoints.py
 """

@@ -1,4 +1,4 @@
-"""Digits, data parallel: an average of the weights (EMA) of the script's own, and a cosine schedule.
+"""Digits, data parallel: the script's own average of the weights (EMA), and a cosine schedule.
 
 taskd run --nproc-per-node 2 examples/scripts/ema_scheduler.py
 """
@@ -16,7 +16,7 @@ STEPS = 60
 
 
 class EMA:
-    """Follows the weights of a model."""
+    """Moving average of a model's weights."""
 
     def __init__(self, model, decay=0.95):
         self.decay = decay

@@ -17,7 +17,7 @@ EPOCHS = 3
 
 
 class Best:
-    """The best accuracy so far, and when it was."""
+    """Best accuracy so far, and its step."""
 
     def __init__(self):
         self.accuracy = 0.0

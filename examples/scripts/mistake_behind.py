@@ -1,4 +1,4 @@
-"""Digits, data parallel, with a mistake: the weights are bounded behind the commit.
+"""Digits, data parallel, with a mistake: the weights are bounded after the commit.
 
 taskd run --rehearse examples/scripts/mistake_behind.py
 """
@@ -16,7 +16,7 @@ STEPS = 60
 
 
 def bound(network):
-    """No weight is larger than 0.1."""
+    """Limit every weight to -0.1..0.1."""
     with torch.no_grad():
         for weight in network.parameters():
             weight.clamp_(-0.1, 0.1)

@@ -1,4 +1,4 @@
-"""Digits, data parallel, with a mistake: a counter that is not in the state decides how much noise there is.
+"""Digits, data parallel, with a mistake: a counter that is not in the state determines the amount of noise.
 
 taskd run --rehearse examples/scripts/mistake_counter.py
 """
@@ -17,7 +17,7 @@ EPOCHS = 3
 
 
 class Progress:
-    """How many samples this rank has seen."""
+    """Number of samples that this rank has used."""
 
     def __init__(self):
         self.seen = 0

@@ -16,7 +16,7 @@ STEPS = 60
 
 
 class EMA:
-    """Follows the weights of a model."""
+    """Moving average of a model's weights."""
 
     def __init__(self, model, decay=0.95):
         self.decay = decay

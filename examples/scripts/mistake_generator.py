@@ -1,4 +1,4 @@
-"""Digits, data parallel, with a mistake: a random generator of the script's own is not in the state.
+"""Digits, data parallel, with a mistake: the script's own random generator is not in the state.
 
 taskd run --rehearse examples/scripts/mistake_generator.py
 """

@@ -1,4 +1,4 @@
-"""A character model of Python's own texts, data parallel, over a StatefulDataLoader of torchdata's.
+"""Character model of Python's own texts, data parallel, over torchdata's StatefulDataLoader.
 
 taskd run --nproc-per-node 2 examples/scripts/text_stateful.py
 """
@@ -21,7 +21,7 @@ EPOCHS = 4
 
 
 class Windows(Dataset):
-    """Pieces of a text, and for each character the next one."""
+    """Pieces of a text, with the next character for each character."""
 
     def __init__(self, text):
         letters = sorted(set(text))
@@ -65,7 +65,7 @@ def main():
         for epoch in state.epochs(EPOCHS):
             sampler.set_epoch(epoch)
             for given, wanted in loader:
-                hidden = random.randrange(LENGTH)  # one letter is not shown, another one on each rank
+                hidden = random.randrange(LENGTH)  # one letter is hidden, a different one on each rank
                 shown = given.clone()
                 shown[:, hidden] = 0
                 optimizer.zero_grad()

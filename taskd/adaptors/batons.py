@@ -1,16 +1,17 @@
-"""torch's lock on a folder in which an extension is built, `FileBaton`: a rank that is killed in a build leaves it.
+"""torch's `FileBaton`, the lock on a folder in which an extension is built: a rank killed in a build leaves it behind.
 
-Every later process, of every later job, then waits in `FileBaton.wait` for good. So a rank signs the locks that it
-makes, and takes over one whose owner is provably dead (`core/diagnosis/locks.py`); its build begins anew.
+Every later process of every later job then waits in `FileBaton.wait` for ever. So a rank signs the locks that it makes.
+It takes over a lock whose owner is provably dead (`core/diagnosis/locks.py`), and its build starts anew.
 
 Rules:
 
-1. torch's own functions do the work; ours stand around them. A lock that is signed is to torch what it was: a file.
-2. A process that never imports torch.utils.file_baton, as one does that builds nothing, has only the wait for that.
-3. Of other caches' locks none needs this: Inductor's (`filelock`) are the kernel's `flock`, which ends with its owner,
-   and Triton renames whole files.
-4. A rank that has waited does not build: torch has noted in it that this version is built. Where it comes out of its
-   wait for a recovery, it leaves the lock to others; where nobody takes it over, the rank ends, and a new process does.
+1. torch's own functions do the work; ours stand around them. To torch a signed lock stays what it was: a file.
+2. A process that builds nothing never imports torch.utils.file_baton. There only the wait for that import is installed.
+3. The locks of other caches do not need this. Inductor's (`filelock`) are the kernel's `flock`, which ends with its
+   owner. Triton renames whole files.
+4. A rank that has waited does not build, because torch has recorded in it that this version is built. If a recovery
+   interrupts its wait, it leaves the lock to others. If nobody takes the lock over, the rank ends, and a new process
+   takes it over.
 """
 
 import logging
@@ -32,15 +33,15 @@ from taskd.wire.accounts import LockSeen
 
 logger = logging.getLogger(__name__)
 LOOK_S: Final = 1.0
-"""A wait looks so often whose the lock is."""
+"""Interval between two checks of the lock's owner during a wait, in seconds."""
 TELL_S: Final = 120.0
-"""After so long it is told, unless a living process holds it."""
+"""Wait after which the lock is logged, in seconds, unless a living process holds it."""
 GRACE_S: Final = 60.0
-"""For so long a rank's successor, which begins with the script, may take to reach the lock that it is to take over."""
+"""Time for a rank's successor to start with the script and reach the lock that it takes over, in seconds."""
 
 
 def watch_batons(module: ModuleType) -> None:
-    """Sign and take over the locks of this process from now on. Called once, when the module has been imported."""
+    """Sign this process's locks and take stale ones over from now on. Called once, after the module's import."""
     link = worker.current()
     misfit = IN_BUILDS.misfit()
     if misfit:
@@ -104,7 +105,7 @@ def _releasing(stock: Callable[[Any], Any]) -> Any:
     def release(baton: Any) -> Steps:
         held = os.dup(baton.fd) if baton.fd is not None else None
         try:
-            return (yield ORIGINAL)  # closes, then removes: in between, it must not look like a dead owner's
+            return (yield ORIGINAL)  # torch closes the file, then removes it: until then the owner must seem alive
         finally:
             if held is not None:
                 os.close(held)
@@ -113,7 +114,7 @@ def _releasing(stock: Callable[[Any], Any]) -> Any:
 
 
 class _Watched:
-    """Stands for the baton in torch's own loop, which asks it in each round for how long to sleep."""
+    """Stand-in for the baton in torch's own wait loop, which reads `wait_seconds` in each round."""
 
     def __init__(self, baton: Any) -> None:
         self._baton = baton
@@ -125,12 +126,19 @@ class _Watched:
         self._told = ""
 
     def __getattr__(self, name: str) -> Any:
-        """What torch asks of the baton besides."""
+        """Return another attribute of the baton that torch reads."""
         return getattr(self._baton, name)
 
     @property
     def wait_seconds(self) -> Any:
-        """Between two rounds. Raises what the wait is left by."""
+        """Pause between two rounds, in seconds, as torch has set it.
+
+        Checks the lock at most once in `LOOK_S`, and reports it to the worker.
+
+        Raises:
+            StaleLockError: nobody has taken the stale lock over within `GRACE_S`.
+            BaseException: whatever leaves the resilient function, if it must be left now.
+        """
         now_s = time.monotonic()
         if self._holding is None or now_s - self._looked_s >= LOOK_S:
             self._holding, self._looked_s = lockfile.look(self.path), now_s

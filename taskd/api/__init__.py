@@ -2,9 +2,10 @@
 
 Rules:
 
-1. Only what taskd can honour is offered. Worker, agent and proxy need no calls: `torchrun` starts what they were for,
-   and agents talk to the manager directly.
-2. Nothing is raised: each function returns whether it succeeded, and logs what was found, expected and to be done.
+1. Only names that taskd can support are offered. Worker, agent and proxy need no calls: `torchrun` starts their
+   replacements, and agents connect to the manager directly.
+2. Nothing is raised: each function returns whether it succeeded. It logs what was found, what was expected, and the
+   remedy.
 """
 
 import logging
@@ -27,7 +28,7 @@ _config: ManagerConfig | None = None
 def init_taskd_manager(config: dict[str, object]) -> bool:
     """Check and keep the configuration of this job's manager.
 
-    `config` holds at least `job_id`, `node_nums` and `proc_per_node`; all keys are in docs/configuration.md. A key that
+    `config` holds at least `job_id`, `node_nums` and `proc_per_node`. docs/configuration.md lists all keys. A key that
     is absent or None comes from the environment. Returns False, with the error logged, if anything in it is wrong.
     """
     global _config  # noqa: PLW0603  # the two calls of a manager.py share nothing else
@@ -47,7 +48,7 @@ def init_taskd_manager(config: dict[str, object]) -> bool:
 def start_taskd_manager() -> bool:
     """Serve the job until it ends, or until SIGTERM or SIGINT.
 
-    Returns True if it served, whatever became of the job, and False, with the error logged, if it could not.
+    Returns True if it served, even if the job failed. Returns False, with the error logged, if it could not serve.
     """
     make_records_visible()
     if _config is None:

@@ -1,11 +1,11 @@
-"""A manager that serves its job in this process: what `start_taskd_manager` and `taskd manager` have in common.
+"""Serving a job's manager in this process: the code that `start_taskd_manager` and `taskd manager` share.
 
 Rules:
 
-1. SIGTERM and SIGINT end it cleanly, from before anybody can see that it listens. What is ignored (SIGINT, in a job
+1. SIGTERM and SIGINT end the manager cleanly. They are handled before it listens. An ignored signal (SIGINT, in a job
    behind `&`) stays ignored.
-2. A manager of several nodes that only its own machine reaches says so, however it was started.
-3. Where nobody has configured logging, taskd's own records go to stderr, so that no error is lost.
+2. A manager of several nodes logs a warning if only its own machine reaches it.
+3. If logging is not configured, taskd's own records go to stderr, so no error is lost.
 """
 
 import logging
@@ -22,7 +22,10 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def serve(config: ManagerConfig, stop: threading.Event, announce: Callable[[Address], None]) -> None:
-    """Serve the job until it ends or `stop` is set. `announce` is told where, once it listens. Raises `TaskdError`."""
+    """Serve the job until it ends or `stop` is set.
+
+    `announce` is called with the manager's address, once the manager listens. Raises `TaskdError`.
+    """
     from taskd.runtime.manager.manager import Manager
     from taskd.runtime.system.descriptors import raise_descriptor_limit
 
@@ -41,7 +44,7 @@ def serve(config: ManagerConfig, stop: threading.Event, announce: Callable[[Addr
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and SIGINT, if this is the main thread."""
+    """Hold a context in which SIGTERM and SIGINT call `stop`, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,7 +60,7 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
 
 def make_records_visible() -> None:
-    """Send taskd's records to stderr, unless they go somewhere already."""
+    """Log taskd's records to stderr, unless a handler receives them already."""
     ours = logging.getLogger("taskd")
     if ours.hasHandlers():
         return

@@ -2,9 +2,10 @@
 
 Rules:
 
-1. Exit codes: of `run`, torchrun's own, and with --rehearse 0 exact, 1 not exact, 2 not to be judged; of the others 0
-   if all is well and 1 if not; 2 for wrong usage, with what is right.
-2. Standard output is for results, standard error for everything else.
+1. The exit code of `run` is torchrun's own. With --rehearse it is 0 for exact, 1 for not exact, 2 for no verdict.
+2. The exit code of all other commands is 0 if all is well and 1 if not. 2 means wrong usage, with a line on the right
+   usage. For `patch`, 2 also means a refusal.
+3. Standard output is for results, standard error for everything else.
 """
 
 import sys
@@ -36,7 +37,7 @@ doctor   whether taskd is in place, fits the installed torch, and what is switch
 
 
 def main(argv: Sequence[str] | None = None) -> int:  # noqa: PLR0911 - one for each command
-    """Run one command. Returns the exit code."""
+    """Run one command. Return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     match words:
         case ["run", *rest]:

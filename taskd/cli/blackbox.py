@@ -1,10 +1,10 @@
-"""`taskd blackbox`: what is recorded of a process or of a whole job, living or long dead, for a person or as JSON.
+"""`taskd blackbox`: the records of a process or of a whole job, living or long dead, for a person or as JSON.
 
 Rules:
 
 1. A word of digits is a process; write ./123 for a file of that name. A directory is a run directory or a job's folder.
 2. Nothing is changed, and no process is disturbed.
-3. Exit codes: 0 if something was told, 1 if there is nothing that can be read, with the reason; 2 for wrong usage.
+3. Exit codes: 0 if records were shown; 1 if no record can be read, with the reason; 2 for wrong usage.
 """
 
 import argparse
@@ -44,7 +44,7 @@ exit code: 0 it was told, 1 nothing there can be read (the reason is shown), 2 w
 
 
 def blackbox(arguments: Sequence[str]) -> int:
-    """Tell what is recorded. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
+    """Show the records. Return 0, or 1 with the reason on standard error. Exits for wrong usage."""
     options = _parser().parse_args(list(arguments))
     try:
         target = options.target if options.target is not None else str(run_dir(Source(environment())))
@@ -53,7 +53,7 @@ def blackbox(arguments: Sequence[str]) -> int:
     except TaskdError as error:
         complain("blackbox", error)
         return 1
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader of the pipe has closed it: that is no error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
@@ -92,7 +92,7 @@ def _tell(target: str, *, as_json: bool, everything: bool) -> None:
 
 
 def _find(pid: int) -> tuple[Path, int]:
-    """The box of a living process, and its pid as we see it."""
+    """Return the box of a living process, and its pid in our namespace. Raises `RecordError` if it has no box."""
     own = namespaced_pids(pid)
     paths = mapped_boxes(pid)
     for path in paths:
@@ -127,7 +127,7 @@ def _job(directory: Path, *, as_json: bool, everything: bool) -> None:
 
 
 def _living(pids: dict[JobRank, int]) -> list[BoxSnapshot]:
-    """The ranks of a job that are on this machine, each with its newest box."""
+    """Return a snapshot of each living rank of a job on this machine, sorted by rank."""
     found: dict[JobRank, BoxSnapshot] = {}
     for path in agents_boxes():
         one = _snapshot(path)
@@ -137,7 +137,7 @@ def _living(pids: dict[JobRank, int]) -> list[BoxSnapshot]:
 
 
 def _snapshot(path: Path) -> BoxSnapshot | None:
-    """None if it has just gone, or is of another user or version."""
+    """Take a snapshot of a box. Return None if the box has just gone, or belongs to another user or version."""
     try:
         return take_snapshot(path)
     except ShimError:

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. Only processes of the one job that is meant are struck; whose they are is looked up right before each blow.
-2. Every action is told as it is done, and what was undone at the end. Ctrl-C ends and undoes; so does a SIGKILL of this
-   command, by the cleanup process that it has started.
+1. Faults hit only processes of the chosen job. Their owner is checked right before each fault.
+2. Every action is printed as it is done, and so is every undoing at the end. Ctrl-C ends and undoes the scenario. A
+   SIGKILL of this command does the same, because a cleanup process that it has started then undoes the changes.
 3. Exit codes: 0 if the scenario was played (and undone), 1 if not, with the reason; 2 for wrong usage.
 """
 
@@ -23,11 +23,11 @@ from taskd.wire.kinds import JobRank, LocalRank
 
 _LOOK_S: Final = 0.05
 _FOREVER: Final = ("kill-check",)
-"""Scenarios that may be set before their job is: they wait for it."""
+"""Scenarios that may start before their job: they wait for it without a limit."""
 
 
 def chaos(arguments: Sequence[str]) -> int:
-    """Play one scenario. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
+    """Play one scenario. Return 0, or 1 with the reason on standard error. Exits for wrong usage."""
     options = parse(arguments)
     if options.scenario == "list":
         from taskd.cli.chaos_page import show
@@ -42,7 +42,7 @@ def chaos(arguments: Sequence[str]) -> int:
 
 
 def _play(run: ScenarioRun, options: argparse.Namespace) -> bool:
-    """Whether all was undone."""
+    """Play a scenario. Return whether all its changes were undone."""
     job = _await_job(run, options)
     if job is None:
         return True
@@ -57,7 +57,10 @@ def _play(run: ScenarioRun, options: argparse.Namespace) -> bool:
 
 
 def _await_job(run: ScenarioRun, options: argparse.Namespace) -> LocalJob | None:
-    """The job that is meant; None if the end came before it. Raises `ChaosError` if there is none in time."""
+    """Wait for the chosen job. Return None if the scenario had to end first.
+
+    Raises `ChaosError` if there is no such job in time.
+    """
     turns = None if options.scenario in _FOREVER and options.wait_s is None else int((options.wait_s or 0) / _LOOK_S)
     wanted, told = (options.job, options.run_dir, options.agent), False
     while True:

@@ -1,9 +1,9 @@
-"""`taskd chaos list`: the jobs of this node, their processes, and which scenarios can be played on them here.
+"""`taskd chaos list`: the jobs of this node, their processes, and the scenarios that can be played on them here.
 
 Rules:
 
-1. Nothing is changed, and no process is asked anything.
-2. A scenario that cannot be played says why, and what would help.
+1. Nothing is changed, and no process is contacted.
+2. A scenario that cannot be played is shown with the reason and the remedy.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _RANKS: Final = ("kill", "stop", "pause", "delay")
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print the page. Returns 0, or 1 with the reason on standard error."""
+    """Print the page. Return 0, or 1 with the reason on standard error."""
     try:
         jobs = find_jobs()
         chosen = options.job, options.run_dir, options.agent

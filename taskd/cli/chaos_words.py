@@ -1,9 +1,9 @@
-"""What can be said to `taskd chaos`: its scenarios and their options.
+"""Command line of `taskd chaos`: its scenarios and their options.
 
 Rules:
 
-1. What is wrong in itself (a share of 120 %, a stop that is longer than its period) is refused here, with exit code 2.
-2. A scenario takes only the options that mean something to it.
+1. Impossible values (a share of 120 %, a stop that is longer than its period) are rejected here, with exit code 2.
+2. A scenario accepts only the options that have a meaning for it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ exit code: 0 played and undone, 1 not (the reason is shown), 2 wrong usage
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """What is asked for. Leaves with exit code 2 for wrong usage."""
+    """Parse the command line. Exits with code 2 for wrong usage."""
     main, scenarios = _parsers()
     options = main.parse_args(list(words))
     wrong = _contradiction(options)

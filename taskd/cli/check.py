@@ -1,10 +1,11 @@
-"""`taskd check`: does this machine compute, copy, send and write as it must, and how fast; or the nodes of a job.
+"""`taskd check`: test whether this machine, or a job's nodes, compute, copy, send and write correctly, and how fast.
 
 Rules:
 
-1. A number is measured, never judged against another machine: that needs other machines. What is wrong is a failure.
-2. The slowest rank counts; beside it stand all of them where they differ.
-3. Exit codes: 0 healthy, 1 not, with every failure told; 2 wrong usage, in one line.
+1. A rate is measured, but never compared with another machine, because that needs other machines. Anything that goes
+   wrong is a failure.
+2. The slowest rank counts. All ranks are shown beside it if they differ.
+3. Exit codes: 0 healthy; 1 not healthy, with every failure; 2 wrong usage, in one line.
 """
 
 import argparse
@@ -37,12 +38,12 @@ _MOST_PROCESSES: Final = 1024
 _MOST_SECONDS: Final = 300.0
 _INTERRUPTED: Final = 130
 _EVEN: Final = 0.97
-"""Ranks that are closer to each other than this are not shown one by one."""
+"""Ratio of the slowest to the fastest rank above which the ranks are not shown one by one."""
 _MOST_RANKS_SHOWN: Final = 4
 _BETWEEN: Final = re.compile(
     r"; (?=(?:local ranks?|all local ranks|device|versions|compute|memory|loopback|disk)[ \d,]*: )"
 )
-"""Causes, which are shown in a line each."""
+"""Separator between causes. Each cause is shown on its own line."""
 _DEVICES: Final = ("cpu", "cuda", "npu")
 _EPILOG: Final = """\
 One process for each local rank multiplies matrices with a known answer and copies memory with a known pattern; one of
@@ -63,7 +64,7 @@ exit code: 0 healthy, 1 not healthy (what is wrong is shown), 2 wrong usage
 
 @dataclass(frozen=True)
 class LocalCheck:
-    """What was found on this machine."""
+    """Results of a check of this machine."""
 
     results: Sequence[ProbeResult]
     own: Own
@@ -72,12 +73,12 @@ class LocalCheck:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing has failed."""
+        """True if nothing has failed."""
         return self.own.ok and (self.trial is None or self.trial.ok)
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check this machine and print what was found. Returns the exit code."""
+    """Check this machine, or the nodes of a job, and print the results. Return the exit code."""
     options = _parser().parse_args(list(arguments))
     if options.manager is not None:
         if options.nproc is not None or options.device:
@@ -167,16 +168,16 @@ def _check_here(nproc: int | None, device: str, timeout_s: float) -> LocalCheck:
 
 
 def _existing(directory: Path) -> Path:
-    """It, or what it will be made in."""
+    """Return the directory, or its nearest parent that exists."""
     return next(path for path in (directory, *directory.parents) if path.is_dir())
 
 
-# ---- what is shown
+# ---- output
 
 
 @dataclass(frozen=True)
 class _Line:
-    """A probe. `rates` are of those ranks that were to measure; 0.0: it did not come to that."""
+    """One probe. `rates` has the rate of each rank that had to measure it; 0.0: not measured."""
 
     name: str
     unit: str
@@ -185,12 +186,12 @@ class _Line:
 
     @property
     def value(self) -> str:
-        """The slowest."""
+        """Rate of the slowest rank."""
         return _figure(min(self.rates)) if self.ok else "-"
 
     @property
     def spread(self) -> str:
-        """All ranks, if they differ; of many the fastest only."""
+        """Rates of all ranks, if they differ. For many ranks: the slowest and the fastest."""
         if not self.ok or min(self.rates) >= _EVEN * max(self.rates):
             return ""
         if len(self.rates) > _MOST_RANKS_SHOWN:
@@ -249,7 +250,7 @@ def _print(found: LocalCheck) -> None:
 
 
 def _document(found: LocalCheck) -> dict[str, object]:
-    """For programs. Rates are of the slowest rank; `ranks` has each one's own."""
+    """Return the results for programs. Rates are those of the slowest rank; `ranks` has each rank's own."""
     names = Own.__struct_fields__
     return {
         "healthy": found.healthy,

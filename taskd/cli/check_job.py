@@ -2,8 +2,8 @@
 
 Rules:
 
-1. The manager's diagnosis is shown as it is; nothing follows from it for the job, which goes on meanwhile.
-2. Exit codes: 0 if all nodes and links are well, 1 if not, or if there is no answer.
+1. The manager's diagnosis is shown as it is. It has no effect on the job, which goes on meanwhile.
+2. Exit codes: 0 if all nodes and links are healthy; 1 if not, or if there is no answer.
 """
 
 import json
@@ -32,7 +32,7 @@ _RATES: Final = (
 
 
 def check_job(address: Address, timeout_s: float, *, as_json: bool) -> int:
-    """Have the job's manager check its nodes and print what was found. Returns the exit code."""
+    """Have the job's manager check its nodes, and print the results. Return the exit code."""
     try:
         source = Source(environment())
         security = Security.from_source(source)

@@ -1,4 +1,4 @@
-"""What a command says when it cannot do what it was asked for: one line, whatever names stand in it."""
+"""Error output of a command: always one line, whatever names it contains."""
 
 import sys
 
@@ -7,5 +7,5 @@ from taskd.wire.text import line
 
 
 def complain(command: str, error: TaskdError) -> None:
-    """Tell it on standard error."""
+    """Print the error of a command on standard error, in one line."""
     print(line(f"taskd {command}: {error}"), file=sys.stderr)

@@ -1,8 +1,8 @@
-"""`taskd doctor`: is taskd in place, does it fit, what is switched on.
+"""`taskd doctor`: check whether taskd is installed and fits the installed torch, and show what is switched on.
 
 Rules:
 
-1. Every finding says what was found; a problem also says the remedy. Nothing is changed.
+1. Every finding states what was found. A problem also states the remedy. Nothing is changed.
 2. The secret is never shown.
 """
 
@@ -34,14 +34,14 @@ from taskd.wire.text import line
 
 _TRIAL = "/bin/true"
 _TORCHRUN_DESCRIPTORS = 14
-"""What torchrun has open when taskd counts."""
+"""Descriptors that torchrun has open when taskd counts them."""
 _FITS = "fits torch"
 _REMEDY = "install a taskd for this torch, or one of the torches in docs/torch-versions.md"
 
 
 @dataclass(frozen=True)
 class DoctorLine:
-    """One line of the report. `remedy` is empty unless it is a problem."""
+    """One line of the report. `remedy` is empty unless the line is a problem."""
 
     subject: str
     found: str
@@ -49,19 +49,19 @@ class DoctorLine:
 
     @property
     def healthy(self) -> bool:
-        """Whether nothing needs to be done."""
+        """True if nothing needs to be done."""
         return not self.remedy
 
 
 def doctor(arguments: Sequence[str]) -> int:
-    """Print the report. Returns 0 if all is well, else 1."""
+    """Print the report. Return 0 if all is well, else 1."""
     parser = argparse.ArgumentParser(prog="taskd doctor", description="Is taskd in place, does it fit, what is on.")
     parser.add_argument(
         "run_dir", metavar="RUN_DIR", nargs="?", help="also say what its newest job found out about itself"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     options = parser.parse_args(list(arguments))
-    logging.disable(logging.CRITICAL)  # what the parts would warn of is in the report
+    logging.disable(logging.CRITICAL)  # the report holds every problem that would be logged
     findings = list(all_findings())
     if options.run_dir is not None:
         findings.append(_guarded("self-check", partial(_self_check, Path(options.run_dir))))
@@ -75,7 +75,7 @@ def doctor(arguments: Sequence[str]) -> int:
 
 
 def all_findings() -> Iterator[DoctorLine]:
-    """Every line of the report."""
+    """Yield every line of the report."""
     yield DoctorLine("python", f"{sys.version.split()[0]} at {sys.executable}")
     yield from _machine()
     yield _guarded("injection", _injection)
@@ -95,7 +95,7 @@ def _guarded(subject: str, look: Callable[[], DoctorLine]) -> DoctorLine:
 
 
 def _machine() -> Iterator[DoctorLine]:
-    """Kernel, C library, shared memory and descriptors."""
+    """Yield the lines on kernel, C library, shared memory and descriptors."""
     kernel, library = os.uname().release, _c_library()
     old = too_old(kernel, LEAST_KERNEL)
     yield DoctorLine("kernel", old or f"Linux {kernel}", old and "boot a newer kernel: older ones are not tried")
@@ -202,7 +202,7 @@ def _manager() -> DoctorLine:
 
 
 def _self_check(run_dir: Path) -> DoctorLine:
-    """What the newest job of a run directory has found out about itself."""
+    """Return the line on the self-check of the newest job in a run directory."""
     job = read_jobs(run_dir)[-1]
     verdict = job.self_check
     if verdict is None:

@@ -1,9 +1,10 @@
-"""What `taskd blackbox --json` prints: one JSON document, whose fields docs/blackbox.md explains.
+"""Output of `taskd blackbox --json`: one JSON document. docs/blackbox.md explains its fields.
 
 Rules:
 
-1. Fields may be added at any time. When one changes its meaning or goes, `VERSION` rises.
-2. What is not known is null, and so is a number that is not finite, which JSON has not, and what is nested too deeply.
+1. Fields may be added at any time. When a field changes its meaning or is removed, `VERSION` rises.
+2. An unknown value is null. So is a number that is not finite, because JSON has none, and a value that is nested too
+   deeply.
 """
 
 import json
@@ -27,14 +28,17 @@ Document = dict[str, Any]
 
 
 def process_document(snapshot: BoxSnapshot) -> Document:
-    """One process."""
+    """Return the document of one process."""
     return {"kind": "process", "process": asdict(snapshot)}
 
 
 def job_document(
     jobs: Sequence[Timeline], ranks: Sequence[BoxSnapshot], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Document:
-    """The last of these jobs, and a summary of each. Without `everything`, only what is told in full has evidence."""
+    """Return the document of the last of these jobs, with a summary of each.
+
+    Without `everything`, only the faults that the page shows in full (`told_in_full`) have evidence.
+    """
     job, recovering = jobs[-1], is_recovering(jobs[-1])
     told = {id(fault) for fault in told_in_full(job.faults, everything=everything)}
     pids = {str(rank): pid for rank, pid in job.pids.items()}
@@ -106,12 +110,15 @@ def _plain(value: Any) -> Any:
 
 
 def as_text(document: Document) -> str:
-    """The JSON text, on one line."""
+    """Return a document as JSON text, on one line."""
     return json.dumps(_finite({"version": VERSION, **document}), allow_nan=False)
 
 
 def _finite(value: Any, depth: int = 0) -> Any:
-    """JSON knows no NaN, and few readers of it what is nested without end."""
+    """Replace numbers that are not finite, and values that are nested too deeply, by None.
+
+    JSON has no NaN, and few of its readers accept unlimited nesting.
+    """
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict | list | tuple) and depth > _DEEPEST:

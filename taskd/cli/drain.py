@@ -1,10 +1,11 @@
-"""`taskd drain NODE`: have a node's ranks moved elsewhere while the job goes on.
+"""`taskd drain NODE`: move a node's ranks to another node while the job goes on.
 
 Rules:
 
-1. It only asks: the manager decides, and its answer is shown as it is.
-2. The manager's address, its secret and the job's name come from where an agent takes them; `--manager` comes first.
-3. Exit codes: 0 if the node is being emptied, 1 if it is not, with the reason and the remedy; 2 for wrong usage.
+1. The command only sends a request. The manager decides, and its answer is shown as it is.
+2. The manager's address, its secret and the job's name come from the same settings as an agent's. `--manager` comes
+   first.
+3. Exit codes: 0 if the node is being emptied; 1 if it is not, with the reason and the remedy; 2 for wrong usage.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from taskd.wire.text import line
 
 _TIMEOUT_S: Final = 10.0
 _SEVERAL: Final = 2
-"""Nodes of a job that can be drained, as far as its manager's address depends on them."""
+"""Number of nodes for `manager_address`: a job that can be drained has several."""
 _EPILOG: Final = """\
 The node's ranks go to a spare node; no committed step is lost and no other process is restarted. The drained node gets
 no place of this job any more: stop its torchrun. One that is started anew there counts as a new node.
@@ -40,7 +41,7 @@ exit code: 0 the ranks move, 1 they do not (the reason is shown), 2 wrong usage
 
 
 def drain(arguments: Sequence[str]) -> int:
-    """Ask the manager to empty a node. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
+    """Request the manager to empty a node. Return 0, or 1 with the reason on standard error. Exits for wrong usage."""
     options = _parser().parse_args(list(arguments))
     try:
         env = environment()

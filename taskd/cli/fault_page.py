@@ -1,4 +1,4 @@
-"""The account of one fault: who caused it and why we think so, what was done, where each rank stood, and stacks."""
+"""The page of one fault: its culprits and the reason, the recoveries, the state of each rank, and stacks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -16,9 +16,9 @@ from taskd.runtime.records.timeline import FaultEntry
 from taskd.wire.kinds import JobRank
 
 REPORTED: Final = frozenset(kind.name for kind in (Kind.NON_FINITE, Kind.CORRUPTED, Kind.ORPHANED, *PACES))
-"""Kinds that are told, and no recovery comes of them by itself."""
+"""Kinds that are reported but not recovered from by default."""
 _WHY: Final = ". Why: "
-"""Between what has happened and the reason, in a diagnosis's sentence."""
+"""Separator between the event and its reason in a diagnosis's sentence."""
 _FACTS: Final = 8
 _INEXACT: Final = 4
 _RANKS: Final = 32
@@ -42,7 +42,7 @@ _STATES: Final = {
 
 
 def title(fault: FaultEntry) -> str:
-    """What it is called, in the words of its diagnosis."""
+    """Return the title of a fault, in the words of its diagnosis."""
     if fault.diagnosis is not None:
         return fault.diagnosis.title or fault.diagnosis.kind
     if fault.number == 0:
@@ -53,7 +53,10 @@ def title(fault: FaultEntry) -> str:
 
 
 def outcome(fault: FaultEntry, *, recovering: bool) -> str:
-    """What came of it, in a word or two; `recovering`: the job is being recovered from its newest fault."""
+    """Return the outcome of a fault, in a word or two.
+
+    `recovering`: the job is being recovered from its newest fault.
+    """
     if fault.recoveries:
         return ", ".join(one.strategy for one in fault.recoveries)
     if is_reported(fault):
@@ -64,14 +67,17 @@ def outcome(fault: FaultEntry, *, recovering: bool) -> str:
 
 
 def outcome_style(fault: FaultEntry, *, recovering: bool) -> str:
-    """How its outcome is shown."""
+    """Return the style in which a fault's outcome is shown."""
     if any({"total", "started"} & one.phases_ms.keys() for one in fault.recoveries):
         return GOOD
     return ALARM if outcome(fault, recovering=recovering) == "not recovered" else VICTIM
 
 
 def told_in_full(faults: Sequence[FaultEntry], *, everything: bool) -> list[FaultEntry]:
-    """All, or the newest; if that one was only reported, the newest one that was not comes before it."""
+    """Return the faults to show in full: all, or the newest one.
+
+    If the newest fault was only reported, the newest fault that was not comes before it.
+    """
     if everything:
         return list(faults)
     real = [fault for fault in faults if fault.number]
@@ -82,19 +88,19 @@ def told_in_full(faults: Sequence[FaultEntry], *, everything: bool) -> list[Faul
 
 
 def is_reported(fault: FaultEntry) -> bool:
-    """It was told, and nothing was done about it."""
+    """Return whether a fault was only reported: its kind is in `REPORTED`, and no recovery was made."""
     return not fault.recoveries and fault.diagnosis is not None and fault.diagnosis.kind in REPORTED
 
 
 def phases(recovery: RecoveryEntry) -> str:
-    """The length of each phase, without the total."""
+    """Return the duration of each phase of a recovery in milliseconds, without the total."""
     return " · ".join(f"{name} {ms:.0f}" for name, ms in recovery.phases_ms.items() if name not in ("total", "started"))
 
 
 def fault_page(
     fault: FaultEntry, record: FaultFile | None, *, recovering: bool, everything: bool
 ) -> Iterator[RenderableType]:
-    """The whole account; without `everything`, the beginning of what is long."""
+    """Yield the whole page. Without `everything`, only the beginning of long parts."""
     blamed = names(fault.culprits) if fault.culprits else "nobody can be blamed"
     if fault.number:
         yield heading(f"Fault {fault.number}: {title(fault).upper()} · {blamed}", ALARM)
@@ -144,7 +150,7 @@ def _facts(fault: FaultEntry, *, recovering: bool, everything: bool) -> Iterator
 
 
 def _seen(diagnosis: DiagnosisEntry, *, everything: bool) -> Iterator[tuple[str, str]]:
-    """The facts that the sentence does not have, or all."""
+    """Yield the facts that the diagnosis's sentence does not contain, or all facts."""
     facts = [fact for fact in diagnosis.facts if everything or fact.text not in diagnosis.sentence]
     for fact in facts if everything else facts[:_FACTS]:
         yield "fact", f"rank {fact.rank}, {_kind(fact.kind)}: {fact.text}"
@@ -231,7 +237,7 @@ def _rank(rank: JobRank, known: Evidence, culprits: Sequence[JobRank], victims: 
 
 
 def _place(stack: Sequence[str]) -> tuple[str, str]:
-    """The innermost frame of the job's own code, and the library's frame that it is in."""
+    """Return the innermost frame of the job's own code, and the innermost frame of all if that is a library's."""
     own = next((frame for frame in stack if not any(part in frame for part in _LIBRARIES)), "")
     inside = stack[0] if stack and stack[0] != own else ""
     return own.rpartition("/")[2], inside.rpartition("/")[2]
@@ -242,13 +248,13 @@ def _short(call: Collective) -> str:
 
 
 def waits_in(known: Evidence) -> Collective | None:
-    """The collective that it has been in for longest."""
+    """Return the open collective that a rank entered first, or None."""
     opened = (call for call in known.calls.collectives if call.open)
     return max(opened, key=lambda call: call.entered_s or 0.0, default=None)
 
 
 def state(known: Evidence) -> str:
-    """What its process does, in few words."""
+    """Return the state of a rank's process, in a few words."""
     signum, ending, process = died_of(known), known.end.ending, known.process
     if signum is not None:
         return signal_name(signum)

@@ -1,4 +1,4 @@
-"""The page of a job: whether it runs, its faults in one table, the newest one in full, and its living ranks."""
+"""The page of a job: its state, its faults in one table, the newest fault in full, and its living ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,13 +38,13 @@ _RECOVERING: Final = frozenset(
 )
 Evidenced = Callable[[FaultEntry], FaultFile | None]
 Kept = Sequence[tuple[KeptBox, BoxSnapshot | None]]
-"""Each with what it shows; None if it cannot be read."""
+"""Kept black boxes, each with its snapshot; None if the box cannot be read."""
 
 
 def job_page(
     job: Timeline, ranks: Sequence[BoxSnapshot], kept: Kept, read: Evidenced, *, everything: bool
 ) -> Iterator[RenderableType]:
-    """All that is known of a job; without `everything`, the newest fault and the beginning of what is long."""
+    """Yield the page of a job. Without `everything`, only the newest fault in full, and the newest rows of tables."""
     running, recovering = is_running(job, ranks), is_recovering(job)
     yield _title(job, running=running)
     yield pairs(_facts(job, ranks, running=running))
@@ -61,17 +61,17 @@ def job_page(
 
 
 def is_running(job: Timeline, ranks: Sequence[BoxSnapshot]) -> bool:
-    """No end is recorded, and a rank of it lives on this machine."""
+    """Return whether no end of the job is recorded, and one of its ranks lives on this machine."""
     return job.ended is None and any(rank.state == "alive" for rank in ranks)
 
 
 def is_recovering(job: Timeline) -> bool:
-    """Its newest directive serves a recovery."""
+    """Return whether the job's newest directive serves a recovery."""
     return job.ended is None and job.phase in _RECOVERING
 
 
 def jobs_table(jobs: Sequence[Timeline]) -> Iterator[RenderableType]:
-    """Several jobs of one run directory, the newest first."""
+    """Yield the table of several jobs in one run directory, the newest first."""
     yield line(f"{len(jobs)} jobs; the newest is shown below, another with: taskd blackbox FOLDER", HEAD)
     columns = ("job", "started", "ended", ">faults", "folder")
     yield Listing(columns, [(_job(job), "" if job.ended is None else QUIET) for job in jobs], wide=("folder",))

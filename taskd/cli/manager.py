@@ -2,11 +2,11 @@
 
 Rules:
 
-1. An option is the same setting as the key of `init_taskd_manager` and its variable, has the same bounds, and comes
+1. An option is the same setting as the key of `init_taskd_manager` and its variable. It has the same bounds, and comes
    before the variable. All other settings of the manager come from their variables.
-2. The secret is no option: whoever may list processes would read it there.
-3. Standard output has one line, where it listens and for which job, once it does. Its records go to standard error.
-4. Exit codes: 0 if it has served, whatever became of the job; 1 if it could not, with the reason and the remedy; 2 for
+2. The secret is no option, because everyone who can list processes could read it.
+3. Standard output has one line, once the manager listens: its address and its job. Records go to standard error.
+4. Exit codes: 0 if it has served, even if the job failed; 1 if it could not, with the reason and the remedy; 2 for
    wrong usage, in one line.
 """
 
@@ -51,7 +51,7 @@ _REQUIRED: Final = {settings.NODE_NUMS: "--nodes", settings.PROC_PER_NODE: "--pr
 
 
 def manager(arguments: Sequence[str]) -> int:
-    """Serve one job. Returns 0, or 1 with the reason on standard error; leaves for wrong usage."""
+    """Serve one job. Return 0, or 1 with the reason on standard error. Exits for wrong usage."""
     stop = threading.Event()
     with stopped_by_signals(stop.set):
         env = environment()
@@ -74,7 +74,7 @@ def _announce(config: ManagerConfig, address: Address) -> None:
 
 
 def _keys(arguments: Sequence[str], env: Mapping[str, str]) -> dict[str, object]:
-    """The options, by the keys of their settings."""
+    """Parse the options. Return their values by the keys of their settings."""
     parser = _parser()
     keys = dict(vars(parser.parse_args(list(arguments))))
     for setting, option in _REQUIRED.items():
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve the nodes of a job: hear of their faults, decide, and tell them how to go on.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,  # a secret is no file
+        allow_abbrev=False,  # --secret must not mean --secret-file
     )
 
     def add(option: str, metavar: str, setting: Setting, read: Callable[[Source], object], meaning: str) -> None:
@@ -130,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _like(setting: Setting, read: Callable[[Source], object]) -> Callable[[str], str]:
-    """What takes an option's text as it is, if `read` would take it for the setting."""
+    """Return a check of an option's text: it returns the text unchanged if `read` accepts it for the setting."""
 
     def check(text: str) -> str:
         source = Source({}, {str(setting.key): text})

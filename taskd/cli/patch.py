@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A file that is not understood is left as it is, with one line that says why. Nothing of it changes but our lines.
-2. The file is replaced as a whole: whoever reads it meanwhile sees the old or the new one, and a copy that shares its
-   inode (the cache of some installers) stays as it is.
-3. Light: nothing of torch or of a third party is imported, so that any Python can patch the torch of another one.
+1. A file of an unknown form stays as it is, with one line that gives the reason. Only our lines ever change.
+2. The file is replaced as a whole. A concurrent reader gets the old or the new file. A copy that shares its inode (the
+   cache of some installers) stays as it is.
+3. Light: nothing of torch or of a third party is imported. So any Python can patch the torch of another one.
 """
 
 import ast
@@ -34,7 +34,7 @@ _REFUSED: Final = 2
 
 
 def patch(arguments: Sequence[str]) -> int:
-    """Patch, revert or report. Returns 0; 1 for a status that finds no line; 2 for what is refused."""
+    """Patch, revert or report. Return 0; 1 for a status that finds no line; 2 for a refusal."""
     parser = OneLineParser(
         prog="taskd patch",
         description=f"The line `{SED_LINE}` in torchrun's run.py: apply puts it in, revert takes it out, status "
@@ -59,7 +59,7 @@ def patch(arguments: Sequence[str]) -> int:
 
 
 def _shown(text: object) -> str:
-    """A text with names of files in it, as one line that every terminal can show."""
+    """Return a text that contains names of files as one line that every terminal can show."""
     return " ".join(str(text).encode(errors="backslashreplace").decode().splitlines())
 
 
@@ -101,7 +101,7 @@ def _others(content: bytes) -> list[bytes]:
 
 
 def _count(content: bytes, file: Path) -> int:
-    """How many lines are ours. Raises `PatchError` if the line stands there in another form."""
+    """Count our lines. Raises `PatchError` if the file contains our line in another form."""
     lines = content.splitlines()
     count = lines.count(_LINE)
     if sum(_LINE in line for line in lines) != count:
@@ -110,7 +110,10 @@ def _count(content: bytes, file: Path) -> int:
 
 
 def _with_line(content: bytes, file: Path) -> bytes:
-    """The content with our line before the module's own `import os`, and with the same end of the line."""
+    """Return the content with our line before the module's own `import os`, with the same line ending.
+
+    Raises `PatchError` if the content does not have exactly one such import.
+    """
     lines = content.splitlines(keepends=True)
     anchors = [at for at, line in enumerate(lines) if line.rstrip(b"\r\n") == _ANCHOR]
     if len(anchors) != 1:
@@ -121,7 +124,7 @@ def _with_line(content: bytes, file: Path) -> bytes:
 
 
 def _replace(file: Path, old: bytes, new: bytes) -> None:
-    """Put the new content in place of the old, whole. Raises `PatchError` or `OSError`; the file stays then."""
+    """Replace the whole content of the file. Raises `PatchError` or `OSError`; the file then stays as it was."""
     try:
         ast.parse(new)
     except (SyntaxError, ValueError) as error:
@@ -134,7 +137,7 @@ def _replace(file: Path, old: bytes, new: bytes) -> None:
         with os.fdopen(descriptor, "wb") as fresh:
             fresh.write(new)
             fresh.flush()
-            with suppress(PermissionError):  # only root gives files away
+            with suppress(PermissionError):  # only root may change the owner of a file
                 os.fchown(fresh.fileno(), status.st_uid, status.st_gid)
             os.fchmod(fresh.fileno(), status.st_mode & 0o7777)
             os.fsync(fresh.fileno())

@@ -1,4 +1,4 @@
-"""The page of one process: who it is, how it ended, where it stands, and the collectives that it was in."""
+"""The page of one process: its identity, its end, its state, and its collectives."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -30,11 +30,14 @@ from taskd.runtime.records.snapshot import BoxSnapshot, ClocksView, CollectiveVi
 FEW: Final = 12
 _FRAMES: Final = 12
 _STANDS_S: Final = 1.0
-"""The native thread beats five times a second; whoever is asked for the GIL answers within a bytecode."""
+"""Seconds without an answer after which a process or a thread counts as stuck.
+
+The native thread beats five times a second. A thread that holds the GIL answers a request within a bytecode.
+"""
 
 
 def process_page(one: BoxSnapshot, *, everything: bool) -> Iterator[RenderableType]:
-    """All that is known of a process; without `everything`, the newest of what is long."""
+    """Yield the page of a process. Without `everything`, long lists are shortened."""
     yield _title(one)
     if one.how:
         yield line(one.how[0].upper() + one.how[1:], ALARM if _failed(one) else GOOD)
@@ -96,7 +99,7 @@ def _process(process: ProcessView) -> str:
 
 
 def _clocks(clocks: ClocksView) -> Iterator[tuple[str, Cell]]:
-    """Of a living process."""
+    """Yield the answers of a living process: of its own thread, of the GIL, and of the main thread."""
     if clocks.native_s is not None:
         yield "own thread", line(f"beat {span(clocks.native_s)} ago", ALARM if clocks.native_s > _STANDS_S else "")
     yield "GIL", _answer(clocks.gil_s, "free")
@@ -110,7 +113,7 @@ def _answer(waiting_s: float | None, well: str) -> Cell:
 
 
 def _trouble(one: BoxSnapshot) -> str:
-    """What keeps it from going on, as far as its box tells by itself; for a dead one, what did."""
+    """Return the obstacle of a process, as far as its own box shows it; for a dead process, the last one. "": none."""
     clocks, calls = one.clocks, [call for call in one.collectives if call.open]
     if (clocks.native_s or 0.0) > _STANDS_S:
         return f"The whole process stands for {span(clocks.native_s)}: stopped, frozen, or without processor time"

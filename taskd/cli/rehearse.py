@@ -1,11 +1,11 @@
-"""`taskd run --rehearse SCRIPT`: a rehearsal of a script with kills, and whether it is exact.
+"""`taskd run --rehearse SCRIPT`: rehearse a script with kills, and report whether it is exact.
 
 Rules:
 
-1. Its own options come first, then torchrun's, then the script and its arguments: whatever stands behind the first word
-   that is not one of these is torchrun's.
+1. Its own options come first, then torchrun's, then the script and its arguments. The first word that is not one of its
+   own options, and all words after it, belong to torchrun.
 2. Exit codes: 0 if the script is exact, 1 if not, 2 if it could not be rehearsed.
-3. It runs in copies of the working directory, which are removed.
+3. The script runs in copies of the working directory. The copies are removed afterwards.
 """
 
 import argparse
@@ -27,7 +27,7 @@ _WITHOUT: Final = ("--json", "--output", "-h", "--help")
 
 
 def rehearse(arguments: Sequence[str]) -> int:
-    """Rehearse one script. Returns 0, 1 or 2; leaves for wrong usage."""
+    """Rehearse one script. Return 0, 1 or 2. Exits for wrong usage."""
     own, rest = _split(arguments)
     options = _parser().parse_args(own)
     if not rest:
@@ -60,14 +60,14 @@ def rehearse(arguments: Sequence[str]) -> int:
 
 
 def _end(number: int, _frame: object) -> None:
-    """Like an exception, once: what was started is ended, and the copies are removed."""
+    """Exit by an exception, once, so that the started processes end and the copies are removed."""
     for again in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(again, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The rehearsal's own options, and torchrun's words."""
+    """Split the words into the rehearsal's own options and torchrun's words."""
     at = 0
     while at < len(arguments):
         word = arguments[at].partition("=")[0]

@@ -1,4 +1,4 @@
-"""What `taskd run --rehearse` says: a verdict, the lines that are why, and what was done."""
+"""Output of `taskd run --rehearse`: the verdict, the lines of the script that cause it, and a summary of the runs."""
 
 import json
 import sys
@@ -13,7 +13,10 @@ _WORDS = {Outcome.EXACT: "exact", Outcome.INEXACT: "not exact", Outcome.UNKNOWN:
 
 
 def show(report: RehearsalReport, *, as_json: bool, with_output: bool) -> None:
-    """Print it."""
+    """Print the report.
+
+    On request, or on a page without a verdict, the end of the last run's output follows on standard error.
+    """
     if as_json:
         print(json.dumps(document(report)), flush=True)
     else:
@@ -23,7 +26,7 @@ def show(report: RehearsalReport, *, as_json: bool, with_output: bool) -> None:
 
 
 def document(report: RehearsalReport) -> dict[str, Any]:
-    """The verdict as plain values."""
+    """Return the verdict as plain values."""
     verdict = report.verdict
     return {
         "script": report.script.name,

@@ -1,4 +1,4 @@
-"""`taskd run`: torchrun with taskd switched on, whether or not torch's files or plugins know of taskd."""
+"""`taskd run`: torchrun with taskd switched on. It needs neither a patched torch nor torchrun's plugin."""
 
 import sys
 from collections.abc import Sequence
@@ -16,7 +16,10 @@ torchrun's:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run torchrun with these arguments. Returns 0, or leaves as torchrun does: SystemExit, or its failure report."""
+    """Run torchrun with these arguments, or a rehearsal. Return the exit code.
+
+    torchrun may exit first, by SystemExit or by its failure report.
+    """
     if not arguments:
         print(
             "taskd run: found no script, expected torchrun's options and a script; see taskd run --help",

@@ -2,12 +2,12 @@
 
 Rules:
 
-1. What is shown comes from files that anybody may have written: whatever a terminal could take for a command is shown
-   as text, nothing is read as markup, and no paragraph has more than 4,096 characters.
-2. On a terminal a page has its width. In a pipe there is none: no line is wrapped or cut, there is no colour, and each
-   row is one line, for grep.
-3. A column in which nothing stands is not shown.
-4. Rich is imported here and below `taskd.cli` alone, when a page is made.
+1. The contents come from files that anybody may have written. So control sequences of a terminal are shown as text,
+   nothing is parsed as markup, and no paragraph has more than 4,096 characters.
+2. On a terminal a page has the terminal's width. In a pipe no line is wrapped or cut, there is no colour, and each row
+   is one line, for grep.
+3. An empty column is not shown.
+4. Only modules below `taskd.cli` import Rich, and only when a page is made.
 """
 
 import sys
@@ -36,7 +36,7 @@ _DAY_S: Final = 86_400
 
 Cell = str | Text
 Row = tuple[Sequence[Cell], str]
-"""The cells of a line, and its style."""
+"""The cells of one row, and its style."""
 
 
 def page(sink: TextIO, parts: Iterable[RenderableType]) -> None:
@@ -54,27 +54,27 @@ def page(sink: TextIO, parts: Iterable[RenderableType]) -> None:
 
 
 def line(text: object, style: str = "") -> Text:
-    """A paragraph, whose end is where it seems to be: what would begin another line does not."""
+    """Return a paragraph. Line breaks in the text cannot start another line."""
     return Text(safe.line(str(text)), style, overflow="fold")
 
 
 def lines(text: object, style: str = "") -> Text:
-    """What may have several lines."""
+    """Return a text that may have several lines."""
     return Text(safe.page(str(text)), style, overflow="fold")
 
 
 def heading(text: object, style: str = HEAD) -> RenderableType:
-    """A paragraph with space above."""
+    """Return a paragraph with an empty line above."""
     return Padding(line(text, style), (1, 0, 0, 0), expand=False)
 
 
 def block(lines: Iterable[object], style: str = "") -> RenderableType:
-    """Lines one below the other, set in."""
+    """Return indented lines, one below the other."""
     return Padding(Group(*(line(one, style) for one in lines)), (0, 0, 0, _INDENT), expand=False)
 
 
 def pairs(rows: Iterable[tuple[str, Cell]]) -> RenderableType:
-    """Names with what they stand for. A row that says nothing is left out."""
+    """Return a list of names and their values. A row with an empty value is left out."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style=QUIET, no_wrap=True)
     table.add_column(overflow="fold")
@@ -85,10 +85,10 @@ def pairs(rows: Iterable[tuple[str, Cell]]) -> RenderableType:
 
 
 class Listing:
-    """A table that fits where it is shown.
+    """A table that fits the width of its page.
 
-    A column whose name begins with `>` stands to the right. Where there is no room, those of `spare` go, the first one
-    first; then those of `wide` are wrapped.
+    A column whose name begins with `>` is aligned to the right. If the table is too wide, the columns of `spare` are
+    left out one by one, the first one first. Then the columns of `wide` are wrapped.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Listing:
         }
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """For Rich."""
+        """Render the table for Rich, without the spare columns for which there is no room."""
         shown, unbounded = dict(self._shown), options.update(width=_UNBOUNDED)
         for name in self._spare:
             if Measurement.get(console, unbounded, self._table(shown)).maximum + _INDENT <= options.max_width:
@@ -122,14 +122,14 @@ class Listing:
 
 
 def ago(age_s: float | None, of: str = "now") -> str:
-    """An age as a phrase: `3.1 s ago`, `3.1 s before its end`."""
+    """Return an age as a phrase: `3.1 s ago`, `3.1 s before its end`; "" if it is not known."""
     if age_s is None:
         return ""
     return f"{span(age_s)} ago" if of == "now" else f"{span(age_s)} before {of}"
 
 
 def span(seconds: float | None) -> str:
-    """A length of time for people; "" if it is not known."""
+    """Return a duration for people; "" if it is not known."""
     if seconds is None:
         return ""
     if seconds < 1e-6:
@@ -147,7 +147,7 @@ def span(seconds: float | None) -> str:
 
 
 def wall(unix_s: float | None) -> str:
-    """Local time, with the date if it is not of today; "" if it is not known or no time at all."""
+    """Return the local time, with the date if it is not today; "" if the time is unknown or impossible."""
     if unix_s is None:
         return ""
     try:
@@ -158,14 +158,14 @@ def wall(unix_s: float | None) -> str:
 
 
 def since(unix_s: float | None) -> str:
-    """Local time, and how long ago that was."""
+    """Return the local time, and how long ago that was."""
     age_s = time.time() - unix_s if unix_s is not None else None
     told = wall(unix_s)
     return f"{told} ({span(age_s)} ago)" if told and age_s is not None and age_s >= 0 else told
 
 
 def output() -> TextIO:
-    """Standard output, able to show anything: what its encoding lacks becomes a question mark."""
+    """Return standard output. A character that its encoding lacks becomes a question mark."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")

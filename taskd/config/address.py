@@ -1,12 +1,12 @@
-"""Where the manager is: an address, and how an agent finds it.
+"""The manager's address, and how an agent finds it.
 
 Rules:
 
-1. `TASKD_MANAGER` wins. Without it the manager is where the seed's scripts start it: on the host of MASTER_ADDR.
-2. On a job of one node the host of MASTER_ADDR is this machine, whatever it is called; 127.0.0.1 is used instead,
-   because a manager without a secret listens nowhere else. Launch scripts set MASTER_ADDR also where nobody starts a
-   manager: then the agent embeds one (`core/membership/nearby.py`).
-3. With nothing configured, a job of one node has its manager embedded in the agent; a job of several nodes cannot.
+1. `TASKD_MANAGER` wins. Without it the manager is on the host of MASTER_ADDR, where the seed's scripts start it.
+2. In a job of one node the host of MASTER_ADDR is this machine, whatever its name. 127.0.0.1 is used instead, because
+   a manager without a secret listens nowhere else. Launch scripts also set MASTER_ADDR where nobody starts a manager.
+   Then the agent embeds one (`core/membership/nearby.py`).
+3. With nothing configured, the agent of a job of one node embeds the manager. A job of several nodes cannot do this.
 """
 
 import ipaddress
@@ -36,12 +36,12 @@ class Address:
 
     @property
     def endpoint(self) -> str:
-        """The address as ZeroMQ writes it."""
+        """The address in ZeroMQ's form."""
         return f"tcp://{self}"
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -51,17 +51,17 @@ class Address:
 
     @property
     def is_numeric(self) -> bool:
-        """Whether no resolver is asked for it: an IPv4 address, or an IPv6 one, perhaps with a zone."""
+        """True if the host needs no resolver: an IPv4 address, or an IPv6 one, perhaps with a zone."""
         try:
             ipaddress.ip_address(self.host)
         except ValueError:
             return False
-        zone = self.host.partition("%")[2]  # ZeroMQ takes what follows a ";" for another host
+        zone = self.host.partition("%")[2]  # ZeroMQ takes any text after a ";" for another host
         return all(char.isascii() and (char.isalnum() or char in "-._") for char in zone)
 
 
 def parse_address(text: str) -> Address | None:
-    """`host:port` or `[IPv6]:port`; None for anything else."""
+    """Parse `host:port` or `[IPv6]:port`. Return None for any other text."""
     host, colon, port = text.strip().rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host
@@ -73,7 +73,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def is_host(text: str) -> bool:
-    """Whether a text can be a host: a name, an IPv4 or an IPv6 address (without brackets)."""
+    """Return whether a text can be a host: a name, an IPv4 or an IPv6 address (without brackets)."""
     if ":" in text:
         try:
             return ipaddress.ip_address(text).version == 6
@@ -83,7 +83,7 @@ def is_host(text: str) -> bool:
 
 
 def manager_address(env: Mapping[str, str], master_addr: str | None, node_count: int = 1) -> Address | None:
-    """The address of the manager as an agent must use it; None means that the agent embeds one.
+    """Return the address at which an agent reaches the manager; None means that the agent embeds one.
 
     `master_addr` is the value of torchrun's `--master-addr`, None if the user did not give it. Raises `ConfigError`.
     """
@@ -107,7 +107,7 @@ def manager_address(env: Mapping[str, str], master_addr: str | None, node_count:
 
 
 def knows_manager(env: Mapping[str, str], master_addr: str | None) -> bool:
-    """Whether anything says where the manager of several nodes is."""
+    """Return whether a variable or `--master-addr` gives the address of a manager of several nodes."""
     given = Source(env).text(settings.MANAGER)
     return given not in (None, settings.EMBEDDED) or (
         given is None and _checked(_master_text(env, master_addr)) is not None

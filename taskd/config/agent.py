@@ -2,9 +2,9 @@
 
 Rules:
 
-1. `is_enabled` comes first and is cheap: nothing else of taskd is read, checked or warned about in a torchrun that is
-   not switched on.
-2. Only the exact word `on` switches on, here as in `libtaskd.so`.
+1. `is_enabled` comes first and is cheap. In a torchrun with taskd off, nothing else of taskd is read, checked or
+   warned about.
+2. Only the exact word `on` switches taskd on, here as in `libtaskd.so`.
 """
 
 import logging
@@ -25,13 +25,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """What one node's agent needs to know. `manager` is None if the agent embeds the manager.
+    """Settings of one node's agent.
 
-    `nearby`: where a job of one node may have a manager of its own, because something sets MASTER_ADDR. The agent uses
-    it if it is there, else embeds one. `presumes_manager`: the same of a job of several nodes, which cannot embed one.
+    The processes inherit `checkpoint_dir`, `standby_shared` and `allows_inexact` by their variables. The agent reads
+    them too, to report a mistake at the start.
 
-    The processes inherit `checkpoint_dir`, `standby_shared` and `allows_inexact` by their variables; read here too, a
-    mistake in one is told at the start.
+    Attributes:
+        manager: address of the manager; None if the agent embeds it.
+        nearby: address at which a job of one node may have a manager of its own, because MASTER_ADDR is set. The agent
+            uses that manager if it answers, else it embeds one.
+        presumes_manager: `manager` comes from MASTER_ADDR alone. The job has several nodes and cannot embed a manager.
     """
 
     job_id: str
@@ -56,7 +59,7 @@ class AgentConfig:
     def from_environment(
         cls, env: Mapping[str, str] | None = None, *, master_addr: str | None = None, node_count: int = 1
     ) -> "AgentConfig":
-        """Read the environment of torchrun; unknown `TASKD_` variables leave one warning.
+        """Read the environment of torchrun. Log one warning for all unknown `TASKD_` variables.
 
         `master_addr` is torchrun's `--master-addr`, None if the user did not give it. Raises `ConfigError`.
         """
@@ -87,7 +90,7 @@ class AgentConfig:
 
 
 def warn_of_unknown_variables(env: Mapping[str, str]) -> None:
-    """Log one warning that names every `TASKD_` variable which no setting has, each with its nearest match."""
+    """Log one warning that names every unknown `TASKD_` variable, each with its nearest match."""
     unknown = settings.unknown_variables(env)
     if unknown:
         logger.warning(

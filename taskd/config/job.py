@@ -8,11 +8,14 @@ from taskd.config.reading import Source
 from taskd.errors import ConfigError
 
 MAX_JOB_ID_BYTES: Final = 200
-"""It names a folder, with a number behind it where two jobs have one name."""
+"""Longest name of a job. It also names a folder, followed by a number if two jobs share the name."""
 
 
 def job_id(source: Source) -> str:
-    """The job's name: key, `TASKD_JOB_ID`, `MINDX_TASK_ID`, or default. Raises `ConfigError` if two differ."""
+    """Return the job's name: key, `TASKD_JOB_ID`, `MINDX_TASK_ID`, or default.
+
+    Raises `ConfigError` if the two variables differ and no key is given, or if the name is not allowed.
+    """
     given, cluster = source.env.get("TASKD_JOB_ID"), source.env.get("MINDX_TASK_ID")
     if source.keys.get("job_id") is None and given and cluster and given != cluster:
         raise ConfigError(

@@ -20,15 +20,15 @@ _SUSPECT_HEARTBEATS = Membership().suspect_s / Membership().heartbeat_s
 """Silence, in heartbeats, after which a node is suspected."""
 _MIN_HEARTBEATS = 4
 LAST_CALL_S = 30.0
-"""torchrun waits so long for more than MIN nodes (`last_call_timeout` of its rendezvous)."""
+"""Seconds that torchrun waits for more than MIN nodes (`last_call_timeout` of its rendezvous)."""
 
 
 @dataclass(frozen=True)
 class ManagerConfig:
-    """Where the manager listens, whom it believes, and the policy that its core decides by.
+    """Settings of the manager: its address, its security, and the policy by which its core decides.
 
-    `node_command` asks the cluster for a node; empty if there is none. `checkpoint_dir` is where a dump goes; None if
-    the job has no dump.
+    `node_command` requests a node from the cluster; it is empty if there is no such command. `checkpoint_dir` is the
+    directory of a dump; None if the job has no dump.
     """
 
     listen: Address
@@ -40,12 +40,12 @@ class ManagerConfig:
 
     @property
     def job_id(self) -> str:
-        """Name of the job."""
+        """The job's name."""
         return self.policy.job_id
 
     @classmethod
     def from_mapping(cls, keys: Mapping[str, object], env: Mapping[str, str] | None = None) -> "ManagerConfig":
-        """Read the dict of `init_taskd_manager`; what it lacks comes from the environment, the pod, or the default.
+        """Read the dict of `init_taskd_manager`. Absent keys come from the environment, the pod, or the default.
 
         Raises `ConfigError` for an unknown key, a value of a wrong kind or range, and a contradiction between values.
         """
@@ -64,7 +64,7 @@ class ManagerConfig:
 
 
 def listening_host(source: Source) -> str | None:
-    """Where the manager is asked to listen, if anybody has said it. Raises `ConfigError`."""
+    """Return the host on which the manager is configured to listen, or None. Raises `ConfigError`."""
     host = source.text(settings.HOST)
     if host is not None and host != ALL_INTERFACES and not is_host(host):
         raise source.refuse(settings.HOST, host, "a host name, an address, or * for all interfaces")
@@ -104,7 +104,10 @@ def _policy(source: Source) -> Policy:
 
 
 def _sized_wait_s(source: Source) -> float | None:
-    """Where nobody has chosen strategies, `--nnodes=MIN:MAX` means what it means to torchrun."""
+    """Return how many seconds a job with `--nnodes=MIN:MAX` waits for a node before it trains with fewer.
+
+    Return None if strategies are chosen. Otherwise `--nnodes=MIN:MAX` has the same meaning as in torchrun.
+    """
     if source.chosen(settings.STRATEGY):
         return None
     waits = source.chosen(settings.WAIT_RESCHEDULE_TIMEOUT) or source.command(settings.NODE_COMMAND)

@@ -1,13 +1,13 @@
-"""The annotations of the pod that this process runs in, from the file that the downward API writes.
+"""Annotations of the pod that this process runs in, from the file that the downward API writes.
 
 Rules:
 
 1. The file is read only for settings that neither a key nor a variable gives.
-2. No file, no annotations: most jobs run in no pod. Only if `TASKD_PODINFO` names one that is not there, a warning
-   says so. An empty annotation counts as none, as an empty variable does.
-3. A file that is there and cannot be read may hold what the job forbids. It is an error if the strategies are given
-   nowhere else; otherwise nothing dangerous can be in it, and a warning is enough.
-4. Each line is `key="value"`, the value quoted as Go does it. Lines of other keys are not looked at: they are not ours.
+2. A missing file means no annotations, because most jobs run in no pod. A warning is logged only if `TASKD_PODINFO`
+   names a file that does not exist. An empty annotation counts as none, like an empty variable.
+3. An unreadable file may forbid strategies. It is an error if nothing else gives the strategies. Otherwise nothing
+   dangerous can be in it, and a warning is enough.
+4. Each line is `key="value"`, with the value quoted as in Go. Values of other keys are not parsed: they are not ours.
 """
 
 import logging
@@ -31,7 +31,7 @@ _ANNOTATED: Final = tuple(setting for setting in settings.SETTINGS if setting.an
 
 
 def with_annotations(source: Source) -> Source:
-    """The source, with the annotations of the pod behind its keys and variables. Raises `ConfigError`."""
+    """Return the source with the pod's annotations added. Keys and variables come before them. Raises `ConfigError`."""
     wanted = {setting.annotation for setting in _ANNOTATED if not source.gives(setting)}
     if not wanted:
         return source
@@ -41,7 +41,10 @@ def with_annotations(source: Source) -> Source:
 
 
 def _read(source: Source, path: Path) -> str:
-    """The text of the file; empty if there is none, or if it cannot be read and need not be."""
+    """Return the text of the file; empty if there is no file, or if an unreadable file is no error.
+
+    Raises `ConfigError` if the file cannot be read and nothing else gives the strategies.
+    """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise OSError("no regular file")
@@ -62,7 +65,7 @@ def _read(source: Source, path: Path) -> str:
 
 
 def _lines(text: str, path: Path) -> Iterator[tuple[str, Annotation]]:
-    """Key and quoted value of each line that has both."""
+    """Yield the key and the quoted value of each line that has both."""
     for number, line in enumerate(text.split("\n"), 1):
         key, equals, quoted = line.partition("=")
         if equals:

@@ -1,11 +1,11 @@
-"""Every setting is looked at before torchrun starts a rank.
+"""Check of every setting before torchrun starts a rank.
 
 Rules:
 
-1. A variable of taskd with a wrong value is an error, whoever reads it: torchrun, its manager, or a rank. What an agent
-   sets for its processes is left out: an outer job's may be there.
-2. So is an address in TASKD_MANAGER that needs a secret where none is given.
-3. What only MASTER_ADDR says is no setting of taskd: whatever is wrong with it, the job is left to torchrun.
+1. A variable of taskd with a wrong value is an error, whether torchrun, its manager or a rank reads it. Variables that
+   an agent sets for its processes are not checked, because they may belong to an outer job.
+2. An address in TASKD_MANAGER that needs a secret is an error if no secret is given.
+3. An address from MASTER_ADDR alone is no setting of taskd. If it is wrong, the job is left to torchrun.
 """
 
 from collections.abc import Mapping

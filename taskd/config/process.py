@@ -1,4 +1,4 @@
-"""The environment of this very process: what children inherit, and another one for a standby that becomes a rank."""
+"""The environment of this process: the part that children inherit, and a new one for a standby that becomes a rank."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from taskd.config.settings import DESCRIPTORS, ENABLED, PRELOAD_KEEP, SETTINGS, 
 RANK_VARIABLES: Final = frozenset(
     ("RANK", "LOCAL_RANK", "ROLE_RANK", "GROUP_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RESTART_COUNT")
 )
-"""torchrun's variables that tell one rank from another."""
+"""torchrun's variables that distinguish one rank from another."""
 _PATH: Final = "PYTHONPATH"
 _PRELOAD: Final = "LD_PRELOAD"
 _GATE: Final = "libtaskd.so"
@@ -21,14 +21,14 @@ _NCCL_PLUGIN: Final = "NCCL_PROFILER_PLUGIN"
 _NCCL_PATH_CHARACTERS: Final = 254
 _NCCL_ERRORS: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 _TORN_DOWN, _LEFT_ALONE = "1", "0"
-"""What torchrun sets for its workers where the user has set nothing, and what torch calls no handling."""
+"""Default that torchrun sets for its workers, and torch's value for no handling."""
 _withheld: dict[str, str] = {}
 _set_here: set[str] = set()
-"""Variables that `profile_nccl` has set, and not the user."""
+"""Variables that `profile_nccl` has set, not the user."""
 
 
 def ask_for(setting: Setting) -> None:
-    """Switch a setting on for this process and its children, as its option of torchrun's command line does."""
+    """Switch a setting on for this process and its children, as requested by an option of torchrun's command line."""
     assert setting.variable is not None
     os.environ[setting.variable] = "on"
 
@@ -39,12 +39,12 @@ def enable() -> None:
 
 
 def environment() -> dict[str, str]:
-    """A copy of this process's environment."""
+    """Return a copy of this process's environment."""
     return dict(os.environ)
 
 
 def withhold(setting: Setting) -> None:
-    """Keep a variable for this process alone: what it starts from now on does not inherit it."""
+    """Keep a variable for this process alone: processes that it starts from now on do not inherit it."""
     assert setting.variable is not None
     value = os.environ.pop(setting.variable, None)
     if value is not None:
@@ -58,7 +58,7 @@ def hand_down(setting: Setting, value: int) -> None:
 
 
 def take_over(setting: Setting) -> int | None:
-    """Take a number out of this process's environment: what it starts does not inherit it. None if there is none."""
+    """Take a number out of this process's environment, so its children do not inherit it. None if there is none."""
     assert setting.variable is not None
     text = os.environ.pop(setting.variable, "")
     return int(text) if text.isascii() and text.isdecimal() else None
@@ -72,14 +72,14 @@ def take_over_numbers(setting: Setting) -> tuple[int, ...]:
 
 
 def own_environment() -> dict[str, str]:
-    """What this process was started with, or has been given since, with what is withheld from its children."""
+    """Return this process's environment, including the variables withheld from its children."""
     return {**_withheld, **os.environ}
 
 
 def restart_count() -> int:
-    """Return the restarts and recoveries before this process was started; 0 in a rank's first process.
+    """Return the number of restarts and recoveries before this process was started; 0 in a rank's first process.
 
-    Use it for what a job does once, since a new process of a rank runs the whole script again::
+    Use it for work that a job does only once, because a new process of a rank runs the whole script again::
 
         log = open("log.txt", "a" if taskd.restart_count() else "w")
 
@@ -90,19 +90,19 @@ def restart_count() -> int:
 
 
 def replace_environment(env: Mapping[bytes, bytes]) -> None:
-    """Give this process exactly `env`, for Python and for C."""
+    """Replace this process's whole environment by `env`, for Python and for C."""
     os.environb.clear()
     os.environb.update(env)
 
 
 def starting_with(directory: str, env: Mapping[str, str]) -> dict[str, str]:
-    """`PYTHONPATH` that begins with a directory, once, and keeps what `env` has there, empty entries too."""
+    """Return `PYTHONPATH` with `directory` in front, once. Other entries of `env` stay, also empty ones."""
     others = _without(directory, env.get(_PATH, ""))
     return {_PATH: f"{directory}{os.pathsep}{others}" if others else directory}
 
 
 def forget_start(directory: str) -> None:
-    """Take that directory out of this process's environment again."""
+    """Remove the directory from this process's `PYTHONPATH`: the inverse of `starting_with`."""
     rest = _without(directory, os.environ.get(_PATH, ""))
     if rest:
         os.environ[_PATH] = rest
@@ -111,27 +111,30 @@ def forget_start(directory: str) -> None:
 
 
 def wrapped_by(interpreter: str) -> dict[str, str]:
-    """Variable for the processes of a wrapper: those of this interpreter (`own_interpreter`) may be the rank."""
+    """Return the variable for processes that a wrapper starts.
+
+    Only a process of this interpreter (`own_interpreter`) may be the rank.
+    """
     return {WRAPPED.name: interpreter}
 
 
 def unwrapped(env: Mapping[str, str]) -> dict[str, str]:
-    """Variable for ranks that no wrapper starts, where their torchrun runs under one of another torchrun."""
+    """Return the variable for ranks that no wrapper starts: it hides a wrapper of an outer torchrun."""
     return {WRAPPED.name: ""} if env.get(WRAPPED.name) else {}
 
 
 def forget_wrapper() -> None:
-    """Take the wrapper's variable out of this process's environment: what it starts is nobody's rank."""
+    """Remove the wrapper's variable from this process's environment: its children are not ranks."""
     os.environ.pop(WRAPPED.name, None)
 
 
 def is_wrapped() -> bool:
-    """Whether a wrapper that torchrun has started may have started this process."""
+    """Return whether a wrapper of torchrun may have started this process."""
     return bool(os.environ.get(WRAPPED.name))
 
 
 def own_interpreter() -> str:
-    """A name of this interpreter and of what is installed for it. `python/start/sitecustomize.py` compares it."""
+    """Return a name for this interpreter and its installation. `python/start/sitecustomize.py` compares it."""
     return f"{sys.implementation.cache_tag}:{sys.prefix}"
 
 
@@ -140,12 +143,15 @@ def _without(directory: str, path: str) -> str:
 
 
 def preload_with(gate: Path) -> dict[str, str]:
-    """`LD_PRELOAD` that begins with the shim's gate, once, and keeps whatever else is there."""
+    """Return `LD_PRELOAD` with the shim's gate in front, once. All other entries stay."""
     return {_PRELOAD: ":".join([str(gate), *_preloaded_without(gate.name)])}
 
 
 def forget_preload() -> None:
-    """Take the shim's gate out of `LD_PRELOAD`, as it does itself in a cold rank, unless it is to stay."""
+    """Remove the shim's gate from `LD_PRELOAD`, unless `TASKD_PRELOAD_KEEP` is on.
+
+    In a cold rank the gate removes itself.
+    """
     if os.environ.get(PRELOAD_KEEP.name) == "on":
         return
     rest = ":".join(_preloaded_without(_GATE))
@@ -161,7 +167,7 @@ def _preloaded_without(gate: str) -> list[str]:
 
 
 def profile_nccl(plugin: Path) -> str:
-    """Have NCCL load `plugin` as its profiler in the processes that this one starts. Returns why it will not, or ""."""
+    """Set `plugin` as NCCL's profiler in the processes that this one starts. Return why NCCL cannot load it, or ""."""
     if _NCCL_PLUGIN not in os.environ:
         _set_here.add(_NCCL_PLUGIN)
     chosen = os.environ.setdefault(_NCCL_PLUGIN, str(plugin))
@@ -174,20 +180,23 @@ def profile_nccl(plugin: Path) -> str:
 
 
 def profile_nccl_no_more() -> None:
-    """Undo `profile_nccl`, for the processes that this one starts from now on. What the user has set stays."""
+    """Undo `profile_nccl`, for the processes that this one starts from now on. A value of the user stays."""
     if _NCCL_PLUGIN in _set_here:
         _set_here.discard(_NCCL_PLUGIN)
         os.environ.pop(_NCCL_PLUGIN, None)
 
 
 def leave_alone_at_nccl_errors() -> None:
-    """This process goes on when a group of NCCL that is made from now on loses a peer. What a user has set stays."""
+    """Keep this process alive when an NCCL group that is made from now on loses a peer.
+
+    It replaces torchrun's default only. Any other value of the user stays.
+    """
     if os.environ.get(_NCCL_ERRORS, _TORN_DOWN) == _TORN_DOWN:
         os.environ[_NCCL_ERRORS] = _LEFT_ALONE
 
 
 def without_rank(env: Mapping[str, str]) -> dict[str, str]:
-    """A rank's environment less what belongs to one rank or one process of it."""
+    """Return a rank's environment without the variables of one rank or of one process of a rank."""
     own = {setting.variable for setting in SETTINGS if Reader.WORKER in setting.readers} | RANK_VARIABLES
     own -= {DESCRIPTORS.variable, SIGCHLD_IGNORED.variable}
     return {name: value for name, value in env.items() if name not in own}

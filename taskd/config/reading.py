@@ -1,13 +1,13 @@
-"""From text in the environment, or values in a dict, to typed values.
+"""Parsing of settings: text in the environment, or values in a dict, become typed values.
 
 Rules:
 
-1. A value of a wrong kind, out of range or unknown raises `ConfigError` with what was found, what was expected, and
-   the remedy. The value of a secret is never shown.
-2. An empty variable counts as unset, and so does a key whose value is None: both are what scripts pass on when they
-   have nothing to say.
-3. A key of the dict comes before the variable, the variable before the annotation of the pod. What is not used is not
-   looked at, right or wrong.
+1. A value of a wrong kind, out of range or unknown raises `ConfigError`. The error states what was found, what was
+   expected, and the remedy. The value of a secret is never shown.
+2. An empty variable counts as unset, and so does a key whose value is None. Scripts pass both on without meaning a
+   value.
+3. A key of the dict comes before the variable, and the variable before the pod's annotation. A value that is not used
+   is not checked.
 4. A dict may hold numbers and switches as such, or as the text that the environment would hold.
 """
 
@@ -29,7 +29,7 @@ _STRATEGIES = tuple(strategy.value for strategy in Strategy)
 
 @dataclass(frozen=True)
 class Annotation:
-    """An annotation of the pod, and where it was found, in words."""
+    """An annotation of the pod, and its place as text for messages."""
 
     value: str
     place: str
@@ -37,67 +37,67 @@ class Annotation:
 
 @dataclass(frozen=True)
 class Source:
-    """Where settings come from: the keys of a dict, then an environment, then the annotations of a pod, by name."""
+    """Source of settings by name: the keys of a dict, then an environment, then the annotations of a pod."""
 
     env: Mapping[str, str]
     keys: Mapping[str, object] = field(default_factory=dict)
     annotations: Mapping[str, Annotation] = field(default_factory=dict)
 
     def gives(self, setting: Setting) -> bool:
-        """Whether a key or a variable holds the setting."""
+        """Return whether a key or a variable holds the setting."""
         return self._given(setting) is not None
 
     def chosen(self, setting: Setting) -> bool:
-        """Whether somebody has said anything about it: a key, a variable or an annotation."""
+        """Return whether a key, a variable or an annotation gives the setting."""
         return self.gives(setting) or self._annotation(setting) is not None
 
     def text(self, setting: Setting) -> str | None:
-        """The text of a setting, or None if it is not given and has no default."""
+        """Return the text of a setting, or None if it is not given and has no default."""
         return self._read(setting, _text)
 
     def whole(self, setting: Setting) -> int:
-        """The whole number of a setting that is required or has a default."""
+        """Return the whole number of a setting that is required or has a default."""
         return self._required(setting, self.whole_or_none(setting))
 
     def whole_or_none(self, setting: Setting) -> int | None:
-        """The whole number of a setting, or None if it is not given and has no default."""
+        """Return the whole number of a setting, or None if it is not given and has no default."""
         value = self._read(setting, _whole)
         return self._bounded(setting, value)
 
     def seconds(self, setting: Setting) -> float:
-        """The seconds of a setting that is required or has a default."""
+        """Return the seconds of a setting that is required or has a default."""
         return self._required(setting, self.seconds_or_none(setting))
 
     def seconds_or_none(self, setting: Setting) -> float | None:
-        """The seconds of a setting, or None if it is not given and has no default."""
+        """Return the seconds of a setting, or None if it is not given and has no default."""
         return self._bounded(setting, self._read(setting, _seconds))
 
     def factor(self, setting: Setting) -> float:
-        """The number of a setting that is required or has a default."""
+        """Return the number of a setting that is required or has a default."""
         return self._required(setting, self._bounded(setting, self._read(setting, _seconds)))
 
     def switch(self, setting: Setting) -> bool:
-        """Whether a setting is on."""
+        """Return whether a setting is on."""
         return self._required(setting, self._read(setting, _switch))
 
     def allows(self, setting: Setting) -> bool:
-        """Whether a setting says `allow`, and not `refuse`."""
+        """Return whether a setting is `allow`, not `refuse`."""
         return self._required(setting, self._read(setting, _allows))
 
     def path(self, setting: Setting) -> Path | None:
-        """The absolute path of a setting, or None if it is not given."""
+        """Return the absolute path of a setting, or None if it is not given and has no default."""
         return self._read(setting, _path)
 
     def required_path(self, setting: Setting) -> Path:
-        """The absolute path of a setting that must be given."""
+        """Return the absolute path of a setting that is required or has a default."""
         return self._required(setting, self._read(setting, _path))
 
     def modules(self, setting: Setting) -> tuple[str, ...]:
-        """The module names of a setting, each once, in order."""
+        """Return the module names of a setting, each once, in order."""
         return self._read(setting, _modules) or ()
 
     def strategies(self, setting: Setting) -> tuple[Strategy, ...]:
-        """The strategies of a setting in the order in which they are tried. The last is always to exit."""
+        """Return the strategies of a setting, in the order in which they are tried. `EXIT` is always the last."""
         words = self._required(setting, self._read(setting, _some_words))
         unknown = unknown_names(words, _STRATEGIES)
         if unknown:
@@ -106,22 +106,22 @@ class Source:
         return tuple(strategy for strategy in Strategy if strategy.value in words or strategy is Strategy.EXIT)
 
     def self_check(self, setting: Setting) -> SelfCheck:
-        """When a job proves that it can go on exactly."""
+        """Return when a job proves that it can continue exactly after a fault."""
         return self._required(setting, self._read(setting, _self_check))
 
     def command(self, setting: Setting) -> str:
-        """The command line of a setting; empty if none is given."""
+        """Return the command line of a setting; empty if none is given."""
         return self._read(setting, _command) or ""
 
     def label(self, setting: Setting) -> str:
-        """The name under which this source holds a setting."""
+        """Return the name under which this source holds a setting."""
         if setting.key is not None and self.keys.get(setting.key) is not None:
             return f"{setting.key!r} of init_taskd_manager"
         annotation = None if self.gives(setting) else self._annotation(setting)
         return setting.name if annotation is None else annotation.place
 
     def refuse(self, setting: Setting, found: object, expected: str | None = None) -> ConfigError:
-        """The error for a value that was found where this source holds the setting."""
+        """Return the error for a wrong value, with the name under which this source holds the setting."""
         shown = "a value (not shown)" if setting is settings.SECRET else _shown(found)
         remedy = f"leave it out for {setting.default}" if setting.default else "correct it or leave it out"
         return ConfigError(f"{self.label(setting)}: found {shown}, expected {expected or setting.expected}; {remedy}")
@@ -141,7 +141,7 @@ class Source:
         return None if setting.annotation is None else self.annotations.get(setting.annotation)
 
     def _read(self, setting: Setting, parse: Callable[[object], _T | None]) -> _T | None:
-        """The parsed value; `parse` answers None to what is not of the kind."""
+        """Return the parsed value. `parse` returns None for a value of a wrong kind, which raises `ConfigError`."""
         raw = self._raw(setting)
         if raw is None:
             return None

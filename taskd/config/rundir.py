@@ -1,4 +1,4 @@
-"""The directory for sockets and records: where it is, not what is in it (nothing is created here)."""
+"""Path of the directory for sockets and records. Nothing is created here."""
 
 import os
 import re
@@ -12,18 +12,21 @@ from taskd.config import settings
 from taskd.config.reading import Source
 
 MAX_RUN_DIR_BYTES: Final = 60
-"""A Unix socket's path has at most 107 bytes; this leaves 47 for what the agent puts below."""
+"""Longest path of the run directory. A Unix socket's path has at most 107 bytes: 47 are left for the agent's names."""
 SHORT: Final = Path("/tmp")
-"""Where it lies if the directory for temporary files is too deep. That it is this user's alone, `OwnFolder` sees to."""
+"""Parent of the run directory if the path of the directory for temporary files is too long.
+
+`OwnFolder` ensures that the run directory belongs to this user alone.
+"""
 
 
 def job_dir(directory: Path, job_id: str) -> Path:
-    """Where the records of one job are, below the run directory."""
+    """Return the directory of one job's records, below the run directory."""
     return directory / re.sub(r"[^\w.-]", "_", job_id)
 
 
 def run_dir(source: Source) -> Path:
-    """The run directory. Raises `ConfigError` if it is relative or too long for a socket below it."""
+    """Return the run directory. Raises `ConfigError` if it is relative or too long for a socket below it."""
     given = source.path(settings.RUN_DIR)
     if given is None:
         return default_dir(source.env)
@@ -33,7 +36,7 @@ def run_dir(source: Source) -> Path:
 
 
 def default_dir(env: Mapping[str, str]) -> Path:
-    """Where it is if nobody has said it: in the user's own directory for such things, or a shared one."""
+    """Return the run directory without a setting: in `XDG_RUNTIME_DIR`, or in the directory for temporary files."""
     own = env.get("XDG_RUNTIME_DIR", "")
     if own and fits(Path(own) / "taskd") and _is_own(own):
         return Path(own) / "taskd"
@@ -43,12 +46,12 @@ def default_dir(env: Mapping[str, str]) -> Path:
 
 
 def fits(directory: Path) -> bool:
-    """Whether sockets can lie below it."""
+    """Return whether the path is short enough for sockets below the directory."""
     return len(os.fsencode(directory)) <= MAX_RUN_DIR_BYTES
 
 
 def _is_own(path: str) -> bool:
-    """Whether it is there, and is what the XDG base directory specification wants it to be."""
+    """Return whether the directory exists, with the owner and mode that the XDG specification requires."""
     try:
         found = os.lstat(path)
     except OSError:

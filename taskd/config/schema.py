@@ -1,11 +1,11 @@
-"""What a setting is: its names, its format, its bounds.
+"""Description of a setting: its names, its format, its bounds.
 
 Rules:
 
 1. A setting has an environment variable, a key of the dict given to `init_taskd_manager`, or both; the key wins. Some
-   can also be an annotation of the pod, which counts when neither is given.
-2. A default is written as a user would write it. None means that the setting must be given, or that its absence has
-   the meaning that `meaning` states.
+   settings can also be an annotation of the pod, which counts if neither is given.
+2. A default is written as a user would write it. None means that the setting is required, or that `meaning` explains
+   its absence.
 3. Nothing here reads the environment or any file.
 """
 
@@ -17,7 +17,7 @@ from taskd.core.policy import Strategy
 
 
 class Format(Enum):
-    """How a setting's text is read. The value completes the sentence "expected …"."""
+    """Format of a setting's text. The value completes the sentence "expected …"."""
 
     TEXT = "text that is not empty"
     WHOLE = "a whole number"
@@ -34,7 +34,7 @@ class Format(Enum):
 
 
 class Reader(Enum):
-    """Who reads a setting. The value is the heading of its table in the documentation."""
+    """Reader of a setting. The value is the heading of its table in the documentation."""
 
     MANAGER = "Manager"
     AGENT = "Agent (the torchrun process)"
@@ -58,18 +58,18 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """The one name to show: the variable, else the key."""
+        """Name for messages: the variable, else the key."""
         return self.variable or f"{self.key!r} of init_taskd_manager"
 
     @property
     def all_names(self) -> str:
-        """All names under which it can be given, but for an annotation."""
+        """All names under which a user can give the setting, except for an annotation."""
         key = [] if self.key is None else [f"{self.key!r} of init_taskd_manager"]
         return " or ".join([*key, *([] if self.variable is None else [self.variable])])
 
     @property
     def expected(self) -> str:
-        """What a value must be, in words."""
+        """Description of the allowed values, for error messages."""
         if self.format in (Format.WHOLE, Format.SECONDS, Format.FACTOR):
             return f"{self.format.value} from {self.minimum:g} to {self.maximum:.0f}"
         return str(self.format.value)
@@ -77,19 +77,19 @@ class Setting:
 
 @dataclass(frozen=True)
 class UnknownName:
-    """A name that no setting has, and the nearest one that exists (None when nothing is near)."""
+    """A name that no setting has, and the nearest existing name (None if no name is near)."""
 
     found: str
     nearest: str | None
 
     @property
     def advice(self) -> str:
-        """The name with what was probably meant."""
+        """The name, with the setting that was probably meant."""
         return self.found if self.nearest is None else f"{self.found} (did you mean {self.nearest}?)"
 
 
 def unknown_names(found: Iterable[str], known: Iterable[str]) -> tuple[UnknownName, ...]:
-    """Those of `found` that are not in `known`, sorted, each with its nearest match."""
+    """Return the names in `found` that are not in `known`, sorted, each with its nearest match."""
     from difflib import get_close_matches
 
     names = tuple(known)

@@ -3,10 +3,10 @@
 Rules:
 
 1. Several places may give the secret; they must agree.
-2. A file must be private: what group or others can read or write is no secret.
-   (Space around the secret is no part of it: editors add a newline.)
+2. A file must be private: if group or others can read or write it, it holds no secret.
+   (Space around the secret is not part of it, because editors add a newline.)
 3. The secret appears in no error, no log and no repr.
-4. It is to be made at random. What a person thinks of cannot be told from that, but what is too short for it can.
+4. The secret must be random. No check can detect a secret that a person made up, but a short one is rejected.
 """
 
 import math
@@ -31,7 +31,7 @@ _MAX_FILE_BYTES: Final = 4096
 
 
 def read_secret(source: Source) -> bytes | None:
-    """The job's secret, or None if none is given. Raises `ConfigError`."""
+    """Return the job's secret, or None if none is given. Raises `ConfigError`."""
     given = _given(source)
     if len(set(given.values())) > 1:
         places = " and ".join(given)
@@ -48,7 +48,7 @@ def read_secret(source: Source) -> bytes | None:
 
 
 def most_bits(secret: bytes) -> int:
-    """How many random bits this can be made of, by its length and the alphabet that it is written in."""
+    """Return an upper bound of the random bits in a secret, by its length and the alphabet that it is written in."""
     text = secret.decode("utf-8", "surrogateescape")
     if len(set(text)) < _LEAST_DIFFERENT:
         return len(set(text))
@@ -63,7 +63,7 @@ def _alphabet_size(text: str) -> int:
 
 
 def _given(source: Source) -> dict[str, bytes]:
-    """Every place that gives a secret, with what it gives."""
+    """Return every place that gives a secret, with the secret."""
     given: dict[str, bytes] = {}
     for place in (Source({}, source.keys), Source(source.env)):
         text = place.text(settings.SECRET)

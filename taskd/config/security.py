@@ -1,10 +1,11 @@
-"""What manager and agents agree on before they talk: a secret, or the user's word that none is wanted.
+"""Security of the traffic between manager and agents: a shared secret, or the user's consent to have none.
 
 Rules:
 
-1. Beyond loopback there is no traffic without a secret, unless `TASKD_INSECURE=on` says so.
-2. Who has a secret uses it, on loopback too.
-3. A secret serves one job at a time: the keys that are made of it hold the job's name (`runtime/links/identity.py`).
+1. Beyond loopback there is no traffic without a secret, unless `TASKD_INSECURE` is `on`.
+2. A process with a secret uses it, on loopback too.
+3. A secret serves one job at a time, because the keys derived from it depend on the job's name
+   (`runtime/links/identity.py`).
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from taskd.errors import SecretError
 
 @dataclass(frozen=True)
 class Security:
-    """The job's secret, if any, and whether going without one beyond loopback is allowed. `job_id` is its name."""
+    """The job's secret, if any, and whether traffic beyond loopback is allowed without one. `job_id` is its name."""
 
     secret: bytes | None = field(default=None, repr=False)
     insecure: bool = False
@@ -27,7 +28,7 @@ class Security:
 
     @classmethod
     def from_source(cls, source: Source) -> "Security":
-        """Read secret, switch and name. Raises `ConfigError`."""
+        """Read the secret, the switch and the job's name. Raises `ConfigError`."""
         return cls(read_secret(source), source.switch(settings.INSECURE), job_id(source))
 
     def check(self, address: Address, action: str) -> None:

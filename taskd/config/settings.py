@@ -1,10 +1,10 @@
-"""The table of every setting: what it is called, what it may be, what it means.
+"""The table of all settings: names, allowed values, meanings.
 
 Rules:
 
-1. A setting that is not in `SETTINGS` does not exist: the parsers know no other name, and `docs/configuration.md` is
-   written from this table by `scripts/make-docs.py`.
-2. Defaults that the core owns are taken from its policies, so that no number stands in two places.
+1. `SETTINGS` holds every setting. The parsers accept no other name, and `scripts/make-docs.py` generates
+   `docs/configuration.md` from this table.
+2. Defaults that belong to the core come from its policies, so no number is written twice.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from taskd.core.policy import Deadlines, Membership, NodeCheckPolicy, Policy, Te
 
 PREFIX: Final = "TASKD_"
 EMBEDDED: Final = "embedded"
-"""Value of TASKD_MANAGER that asks for a manager inside the agent of a job with one node."""
+"""Value of TASKD_MANAGER that requests a manager inside the agent of a job with one node."""
 
 _MANAGER: Final = (Reader.MANAGER,)
 _AGENT: Final = (Reader.AGENT,)
@@ -334,16 +334,16 @@ LOCAL_WORLD_SIZE = Setting(
 SETTINGS: Final = tuple(value for value in list(globals().values()) if isinstance(value, Setting))
 
 _SCRIPT_VARIABLES: Final = frozenset({"TASKD_SO_PATH", "TASKD_WHL", "TASKD_TORCH"})
-"""Variables of install and start scripts that happen to carry our prefix."""
+"""Variables of install and start scripts that also have our prefix."""
 
 
 def manager_keys() -> tuple[str, ...]:
-    """All keys of the dict given to `init_taskd_manager`."""
+    """Return all keys of the dict given to `init_taskd_manager`."""
     return tuple(setting.key for setting in SETTINGS if setting.key is not None)
 
 
 def unknown_variables(env: Mapping[str, str]) -> tuple[UnknownName, ...]:
-    """The variables of `env` that begin with `TASKD_` and that no setting has."""
+    """Return the variables of `env` that begin with `TASKD_` but belong to no setting."""
     known = [setting.variable for setting in SETTINGS if setting.variable is not None]
     ours = (name for name in env if name.startswith(PREFIX) and name not in _SCRIPT_VARIABLES)
     return unknown_names(ours, known)

@@ -1,4 +1,4 @@
-"""Whether taskd is switched on. Light on purpose: this is all that a torchrun without taskd ever runs of it."""
+"""The switch of taskd. Light on purpose: with taskd off, torchrun runs no other code of it."""
 
 import os
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ _VARIABLE = "TASKD_PROCESS_ENABLE"
 
 
 def is_enabled(env: Mapping[str, str] | None = None) -> bool:
-    """Whether `TASKD_PROCESS_ENABLE` is exactly `on`, as `libtaskd.so` reads it. Never raises.
+    """Return whether `TASKD_PROCESS_ENABLE` is exactly `on`, as `libtaskd.so` reads it. Never raises.
 
-    A value that is neither on, off nor empty counts as off and leaves one warning: it was meant to say something.
+    A value other than on, off or empty counts as off, with one warning, because it is probably a mistake.
     """
     value = (os.environ if env is None else env).get(_VARIABLE, "")
     if value not in ("", "on", "off"):

@@ -1,12 +1,12 @@
-"""What the agent tells the processes of its node, through their environment.
+"""Configuration that an agent passes to the processes of its node, through their environment.
 
 Rules:
 
 1. Writer and reader stand side by side here: `environment()` is the inverse of `from_environment()`.
-2. A process without `TASKD_AGENT_SOCKET` was not started by an agent: it gets None and runs as without taskd.
-   With it, everything else must be there and right, or the agent has a bug: `ConfigError`.
-3. What a user has set for the processes themselves (the checkpoint's directory) they inherit from torchrun; it is
-   written only where the agent knows better; so is the self-check.
+2. A process without `TASKD_AGENT_SOCKET` was not started by an agent. It gets None and runs as without taskd. With
+   that variable, every other variable must be present and right. Otherwise the agent has a bug: `ConfigError`.
+3. The processes inherit from torchrun the settings that a user has made for them: the checkpoint's directory, and the
+   self-check. `environment()` writes the directory only if `checkpoint_dir` is set, and never the self-check.
 """
 
 import os
@@ -28,14 +28,21 @@ _UNSAID: Final = JobRank(-1)
 
 @dataclass(frozen=True)
 class WorkerConfig:
-    """One rank's process. `rank` is that of the job: where fewer ranks (`members`) start anew, torch's is another. The
-    agent that writes it leaves it at -1: `RANK` is torchrun's to set.
+    """Configuration of one rank's process.
 
-    `replicas` are the ranks of the full world; 0 if that is the one that starts. `blackbox`, `position` (random numbers
-    and data), `setup` (results of its collectives) and `marks` (what is done once) are None, and `copies` (of states)
-    is empty, if the node could not provide them. `checkpoint_dir` is where a dump goes whose order names no directory;
-    None if the environment names none either. `setup_digest` is that of its predecessor's set-up; "" without one.
-    `allows_inexact` (recoveries in place) is what the user has set; an agent does not write it.
+    `blackbox`, `position`, `setup` and `marks` are None, and `copies` is empty, if the node could not provide them.
+
+    Attributes:
+        rank: rank in the job. It differs from torch's rank if fewer ranks (`members`) start anew. An agent leaves it at
+            -1, because torchrun sets `RANK`.
+        replicas: ranks of the full world; 0 if the full world starts.
+        position: memory of random numbers and data position.
+        setup: memory of the results of the set-up's collectives.
+        setup_digest: digest of the predecessor's set-up; "" without one.
+        marks: memory of the work that a trainer does only once.
+        copies: memory for copies of states.
+        checkpoint_dir: directory of a dump whose order names none; None if the environment names none either.
+        allows_inexact: the user's setting for recoveries in place that are not exact. An agent does not write it.
     """
 
     agent_socket: Path
@@ -63,7 +70,7 @@ class WorkerConfig:
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "WorkerConfig | None":
-        """Read a worker's environment; None if no agent started this process. Raises `ConfigError`."""
+        """Read a worker's environment. Return None if no agent started this process. Raises `ConfigError`."""
         source = Source(os.environ if env is None else env)
         socket = source.path(settings.AGENT_SOCKET)
         if socket is None:
@@ -96,7 +103,7 @@ class WorkerConfig:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables that make a process this worker."""
+        """Return the variables that make a process this worker."""
         values = {
             settings.AGENT_SOCKET: self.agent_socket,
             settings.AGENT_PID: self.agent_pid,
@@ -120,7 +127,7 @@ class WorkerConfig:
 
 
 def as_ranges(ranks: Sequence[JobRank]) -> str:
-    """Ranks in their order, as text whose length does not grow with their number: `0-3,8-11`."""
+    """Return ranks in their order, as ranges: `0-3,8-11`. The length of the text depends on the ranges only."""
     ends: list[list[int]] = []
     for rank in ranks:
         if ends and ends[-1][1] == rank - 1:
@@ -147,15 +154,15 @@ def _members(source: Source) -> tuple[JobRank, ...]:
 
 @dataclass(frozen=True)
 class TemplateConfig:
-    """The process that imports what workers need and makes standbys."""
+    """Configuration of the template: the process that imports the workers' modules and forks standbys."""
 
     agent_socket: Path
     agent_pid: int
     preload: tuple[str, ...] = ()
     shared: bool = False
-    """Whether standbys leave its memory shared until they write to it. Inherited from torchrun's environment."""
+    """True if standbys share the template's memory until they write to it. Inherited from torchrun's environment."""
     checks: bool = True
-    """Whether the job checks itself. Inherited like `shared`."""
+    """True if the job checks itself. Inherited like `shared`."""
 
     @classmethod
     def from_environment(cls, env: Mapping[str, str] | None = None) -> "TemplateConfig":
@@ -170,7 +177,7 @@ class TemplateConfig:
         )
 
     def environment(self) -> dict[str, str]:
-        """The variables that make a process this template."""
+        """Return the variables that make a process this template."""
         return {
             settings.AGENT_SOCKET.name: str(self.agent_socket),
             settings.AGENT_PID.name: str(self.agent_pid),

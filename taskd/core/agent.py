@@ -1,17 +1,17 @@
-"""One node's own table: what is done with each rank's process so that it becomes the one that the manager wants.
+"""State machine of one node: it turns the process of each rank into the process that the manager orders.
 
 Rules:
 
 1. An agent decides nothing about recovery. It compares the manager's newest directive with its processes, and acts.
-2. A process is fenced (SIGKILL to its whole group) and seen dead before another may take its rank.
-3. An order is given to a process once; a directive that is heard again changes nothing.
-4. `Start` may take its time: the slot waits until `started`. It is given once per incarnation and generation, and a
-   newer one takes the place of one that has not been carried out.
-5. After STOP nothing is started.
-6. A node has ranks only while it holds a place. The directive names all holders: one that is not named any more (it was
-   cut off, drained, or given up) ends its processes and waits for another place.
-7. Of two managers the one with the higher term is obeyed.
-8. `TABLE` names every pair of slot state and event that may happen; any other raises and changes nothing.
+2. A process is fenced (SIGKILL to its whole group) and confirmed dead before another process may hold its rank.
+3. Each order goes to a process once. A directive that arrives again changes nothing.
+4. `Start` may take long: the slot waits until `started` is called. Each incarnation and generation gets one `Start`. A
+   newer `Start` replaces one that has not been carried out.
+5. After STOP no process is started.
+6. A node has ranks only while it holds a place. The directive names all holders. A node that is no longer named was
+   cut off, drained, or given up. It ends its processes and waits for another place.
+7. If two managers send directives, the node obeys the one with the higher term.
+8. `TABLE` names every possible pair of slot state and event. Any other pair raises and changes nothing.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from taskd.wire.state import StateHeld
 
 
 class RankState(Enum):
-    """Where one rank's slot stands."""
+    """State of one rank's slot."""
 
     RUNNING = "running"
     FENCED = "fenced"  # killed; its end is awaited
@@ -36,7 +36,7 @@ class RankState(Enum):
 
 
 class NodeEvent(Enum):
-    """What may happen to a slot."""
+    """Event of a slot."""
 
     DIRECTED = "directed"
     REPORTED = "reported"
@@ -45,7 +45,7 @@ class NodeEvent(Enum):
 
 
 class Need(Enum):
-    """What the ranks of a node wait for the manager to order."""
+    """Order of the manager that the ranks of a node wait for."""
 
     NOTHING = "nothing"  # all run
     RECOVERY = "recovery"
@@ -54,28 +54,28 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Kill this rank's whole process group."""
+    """Action: kill this rank's whole process group."""
 
     rank: JobRank
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a new process for this rank, from a standby if there is one."""
+    """Action: start a new process for this rank, from a standby if there is one."""
 
     rank: JobRank
     incarnation: int
     generation: int
     joins: bool
     term: int = 0
-    """Of the manager that wants it."""
+    """Term of the manager that orders the start."""
     cold: bool = False
-    """Not from a standby."""
+    """True if a standby must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class TellPause:
-    """Tell the rank's process to leave its collectives."""
+    """Action: order the rank's process to leave its collectives."""
 
     rank: JobRank
     generation: int
@@ -85,7 +85,7 @@ class TellPause:
 
 @dataclass(frozen=True, slots=True)
 class TellJoin:
-    """Hand the plan to the rank's process."""
+    """Action: send the plan to the rank's process."""
 
     rank: JobRank
     plan: WorldPlan
@@ -93,7 +93,7 @@ class TellJoin:
 
 @dataclass(frozen=True, slots=True)
 class TellRelease:
-    """Every rank has finished."""
+    """Action: release the rank's process, because every rank has finished."""
 
     rank: JobRank
     generation: int
@@ -102,7 +102,7 @@ class TellRelease:
 
 @dataclass(frozen=True, slots=True)
 class StopNode:
-    """End the job on this node, for this reason."""
+    """Action: end the job on this node, for this reason."""
 
     reason: str
     exit_code: int
@@ -110,12 +110,12 @@ class StopNode:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """This node holds no place any more: kill all of its processes."""
+    """Action: kill all processes of this node, because it no longer holds a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """This node holds a place from now on: `occupy` its ranks."""
+    """Action: call `occupy` with the ranks of the place that this node holds from now on."""
 
     place: NodeRank
 
@@ -125,21 +125,21 @@ Action = Evict | Take | Fence | Start | TellPause | TellJoin | TellRelease | Sto
 
 @dataclass(slots=True)
 class Slot:
-    """One rank of this node: its process, and what it was last told."""
+    """One rank of this node: its process, and the newest order that the process was sent."""
 
     status: RankStatus
     state: RankState = RankState.RUNNING
     told: tuple[int, int] | None = None
-    """Generation and sequence of the directive that its process was last told."""
+    """Generation and sequence of the newest directive that was passed to its process."""
     words: tuple[str, str] = ("", "")
-    """What its process has said of the fault that it dies of: the error, and its kind."""
+    """The process's own report of the fault that ends it: the error, and its kind."""
     ordered: tuple[int, int] | None = None
     """Incarnation and generation of the newest `Start` that was given in place of an ended process."""
 
 
 @dataclass(slots=True)
 class Node:
-    """The machine of one node."""
+    """State machine of one node."""
 
     slots: dict[JobRank, Slot] = field(default_factory=dict)
     directive: Directive | None = None
@@ -150,15 +150,16 @@ class Node:
 
     @property
     def generation(self) -> int:
-        """Newest generation that this node has heard of."""
+        """Newest generation that this node has received."""
         return self.directive.generation if self.directive is not None else 0
 
     def started(self, status: RankStatus) -> None:
-        """A process has been started for a rank: the first, the one that `Start` wanted, or one of torchrun's own."""
+        """Record a rank's new process: the first one, the one that `Start` ordered, or one that torchrun started."""
         slot = self.slots.setdefault(status.rank, Slot(status))
         row = self._row(status.rank, NodeEvent.STARTED)
         order = self._order(status.rank)
-        if order is not None and order.joins and order.incarnation == status.incarnation:  # it will hold what that held
+        # A process that joins will hold the state that its predecessor held.
+        if order is not None and order.joins and order.incarnation == status.incarnation:
             status = replace(
                 status,
                 replicas=slot.status.replicas,
@@ -171,7 +172,7 @@ class Node:
         row.act(self, status.rank)
 
     def obey(self, directive: Directive) -> list[Action]:
-        """Take in the manager's newest directive; an older one changes nothing."""
+        """Apply the manager's newest directive; an older one changes nothing."""
         if directive.order is Order.FORM or (self.directive is not None and _age(directive) <= _age(self.directive)):
             return []
         self.directive = directive
@@ -189,7 +190,7 @@ class Node:
         return sorted(self._flush(), key=_follows_fences)
 
     def occupy(self, ranks: tuple[JobRank, ...]) -> list[Action]:
-        """These are the ranks of the place that was taken; none has a process yet."""
+        """Add the ranks of the place that was taken; none has a process yet."""
         for rank in ranks:
             gone = RankStatus(rank=rank, incarnation=-1, generation=0, stage=Stage.DEAD)
             self.slots[rank] = Slot(gone, RankState.ENDED)
@@ -197,13 +198,13 @@ class Node:
         return self._flush()
 
     def connected(self, rank: JobRank) -> list[Action]:
-        """A process can be spoken to: tell it what is wanted now."""
+        """Send the present order to a process that has just connected."""
         self.slots[rank].told = None
         self._fire(rank, NodeEvent.DIRECTED)
         return self._flush()
 
     def report(self, rank: JobRank, report: WorkerReport) -> list[Action]:
-        """A process tells the stage that it has reached."""
+        """Record the stage that a process has reached."""
         slot = self.slots[rank]
         row = self._row(rank, NodeEvent.REPORTED)
         if slot.state is RankState.RUNNING:
@@ -212,21 +213,22 @@ class Node:
         return self._flush()
 
     def last_words(self, rank: JobRank, cause: str, kind: str) -> None:
-        """The process says what it dies of."""
+        """Record the process's own report of the fault that ends it."""
         self.slots[rank].words = (cause, kind)
 
     def refuses(self, rank: JobRank, said: Refuses) -> None:
-        """The process says that it cannot be recovered in place, or takes that back."""
+        """Record whether the process can be recovered in place; a newer report replaces an older one."""
         slot = self.slots[rank]
         slot.status = replace(slot.status, no_rebuild=said.no_rebuild, no_newcomer=said.no_newcomer, anew=said.anew)
 
     def ended(
         self, rank: JobRank, *, status: int | None, cause: str, error: str = "", step: int = -1, at_s: float
     ) -> list[Action]:
-        """A process has ended, or its death is certain. Reported again with a better cause, only the cause changes.
+        """Record that a process has ended, or that its death is certain.
 
-        `status` is as Python's subprocess has it, negative for a signal; None if it is not known yet. `error`: the one
-        that the process has ended with, if it is known. `step`: the newest that it has committed, if that is known.
+        A second report may bring a better cause; the stage and its time then stay as they were. `status` has the form
+        of Python's subprocess, negative for a signal; None if unknown. `error`: the error that ended the process, if
+        it is known. `step`: the newest step that the process has committed, if that is known.
         """
         slot = self.slots[rank]
         row = self._row(rank, NodeEvent.ENDED)
@@ -243,7 +245,7 @@ class Node:
             at_s=before.at_s if again else at_s,
             kind="" if clean else kind,
             anew="",
-            no_rebuild="",  # but `no_newcomer` is also its own successor's: what it had, that one lacks
+            no_rebuild="",  # `no_newcomer` stays: it holds for the successor too, which lacks this process's state
         )
         row.act(self, rank)
         return self._flush()
@@ -251,7 +253,7 @@ class Node:
     # ---- handlers, named in TABLE
 
     def reconcile(self, rank: JobRank) -> None:
-        """A living process: keep it and tell it what is wanted, or fence it."""
+        """Keep a living process and send it the present order, or fence it."""
         slot, order = self.slots[rank], self._order(rank)
         if order is None or self.directive is None:
             return
@@ -262,7 +264,7 @@ class Node:
         self._tell(slot, self.directive)
 
     def reap(self, rank: JobRank) -> None:
-        """The process is gone: what it left behind is killed, and a successor started if one is wanted."""
+        """Kill all that an ended process left behind, and start a successor if one is ordered."""
         slot = self.slots[rank]
         slot.state = RankState.ENDED
         if slot.status.stage is Stage.DEAD:
@@ -270,7 +272,7 @@ class Node:
         self.succeed(rank)
 
     def succeed(self, rank: JobRank) -> None:
-        """The rank has no process: start the wanted one."""
+        """Start the ordered process for a rank that has none."""
         slot, order = self.slots[rank], self._order(rank)
         if order is None or order.incarnation <= slot.status.incarnation:
             return
@@ -281,17 +283,17 @@ class Node:
             self._out.append(Start(rank, order.incarnation, self.generation, order.joins, ledger.term, ledger.cold))
 
     def take(self, rank: JobRank) -> None:
-        """The rank has a process again, which has been told nothing yet."""
+        """Reset the slot for a new process, which has been sent no order yet."""
         slot = self.slots[rank]
         slot.state, slot.told, slot.ordered, slot.words = RankState.RUNNING, None, None, ("", "")
 
     def ignore(self, _rank: JobRank) -> None:
-        """Known, and nothing follows."""
+        """Accept an event without any effect."""
 
     # ---- small things
 
     def _move(self, directive: Directive) -> None:
-        """Leave or take a place as the directive says. One of no manager's term says nothing about places."""
+        """Leave or take a place as the directive orders. A directive without a manager's term assigns no places."""
         if directive.ledger.term == 0 or not self.agent_id:
             return
         place = next((entry.node_rank for entry in directive.places if entry.agent_id == self.agent_id), None)
@@ -342,7 +344,7 @@ class Node:
 
 
 def need_of(node: Node) -> Need:
-    """Return what the ranks wait for."""
+    """Return the order that the ranks wait for."""
     stages = {slot.status.stage for slot in node.slots.values()}
     if stages and stages <= _DONE:
         return Need.RELEASE
@@ -350,7 +352,7 @@ def need_of(node: Node) -> Need:
 
 
 def _follows_fences(action: Action) -> bool:
-    """Whether an action comes after all fences: a new process waits for what cleans up behind fenced ones."""
+    """Return whether an action follows all fences: a new process waits for the cleanup behind fenced ones."""
     return isinstance(action, Start | TellPause | TellJoin | TellRelease)
 
 
@@ -359,7 +361,7 @@ def _age(directive: Directive) -> tuple[int, int, int]:
 
 
 def replace_status(status: RankStatus, report: WorkerReport) -> RankStatus:
-    """A rank's status after its process has reported."""
+    """Return a rank's status after a report of its process."""
     held = {name: getattr(report, name) for name in StateHeld.__struct_fields__}
     held |= {"weights": report.weights or status.weights, "row": report.row or status.row}
     return replace(
@@ -390,4 +392,4 @@ TABLE: dict[tuple[RankState, NodeEvent], Row[Handler, RankState]] = {
     **rows((RankState.ENDED,), NodeEvent.ENDED, Node.ignore),
     **rows(RankState, NodeEvent.STARTED, Node.take, RankState.RUNNING),
 }
-"""Every pair of slot state and event that may happen, and what it does."""
+"""Handler of every possible pair of slot state and event."""

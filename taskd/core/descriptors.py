@@ -1,11 +1,10 @@
-"""Descriptors that torchrun needs with taskd in it, and what is done where fewer are allowed.
+"""Descriptors that torchrun needs with taskd in it, and the response to a lower limit.
 
 Rules:
 
-1. They are counted before taskd opens its first one: ZeroMQ ends the process that gets none.
-2. Where they do not fit, the soft limit is raised to the hard one. The ranks get the user's limit back.
-3. Where they do not fit under the hard limit either, or a rank could not get its limit back, torchrun runs as without
-   taskd.
+1. They are counted before taskd opens its first one: ZeroMQ ends a process that gets no descriptor.
+2. If they exceed the soft limit, it is raised to the hard limit. The ranks get the user's limit back.
+3. If they exceed the hard limit too, or a rank could not get its limit back, torchrun runs without taskd.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Final
 from taskd.core.warm_starts import RESERVE
 
 _STOCK: Final = 12
-"""What torchrun opens after taskd has counted: its store, and the pipes of a process that starts."""
+"""Descriptors that torchrun opens after taskd has counted: its store, and the pipes of a process that starts."""
 _STOCK_PER_RANK: Final = 2
 """A connection to torchrun's store, and one that is closed late."""
 _LOGS_PER_RANK: Final = 4
@@ -24,16 +23,16 @@ _AGENT: Final = 17
 _MANAGER: Final = 15
 """An embedded manager's socket with its monitor, the agent's connection to it, and the job's records."""
 _PER_RANK: Final = 3
-"""A rank's link, what shows its end, and one more while its process is replaced."""
+"""A rank's link, the descriptor that signals its end, and one more while its process is replaced."""
 _MEMORY_PER_RANK: Final = 9
 """Memory for its position, set-up and marks, and for six copies of states."""
 _TEMPLATE: Final = 4
-"""The template's link, and the pipes by which it is started."""
+"""The template's link, and the pipes for its start."""
 
 
 @dataclass(frozen=True)
 class DescriptorPlan:
-    """What is done. `limit` is the soft limit to set, None to leave it; `refusal` says why taskd stays out, or ""."""
+    """Decision on the limit. `limit`: soft limit to set, None to leave it. `refusal`: why taskd stays out, or ""."""
 
     limit: int | None = None
     refusal: str = ""
@@ -43,10 +42,10 @@ def needed_descriptors(open_now: int, ranks: int, standbys: int, nodes: int, *, 
     """Return the most descriptors that torchrun has open at once with taskd in it.
 
     Args:
-        open_now: those that are open before taskd opens any.
-        ranks: of this node.
+        open_now: descriptors that are open before taskd opens any.
+        ranks: ranks of this node.
         standbys: warm processes that the node is to keep. One more is in reserve.
-        nodes: of the job. The ranks of all of them connect to the store of one.
+        nodes: nodes of the job. The ranks of all nodes connect to the store of one node.
         embeds: whether the manager runs in this process.
         logs: whether torchrun writes or follows log files of the ranks.
 

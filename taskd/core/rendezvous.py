@@ -1,10 +1,10 @@
-"""Where the processes of a new world meet."""
+"""Meeting point of the processes of a new world."""
 
 from typing import Final, NamedTuple
 
 
 class Rendezvous(NamedTuple):
-    """A store, by the address at which every node reaches it, and what all keys of this job begin with there."""
+    """A store at an address that every node reaches, and the prefix of all keys of this job in it."""
 
     host: str
     port: int

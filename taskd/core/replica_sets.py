@@ -1,11 +1,11 @@
-"""Which ranks hold the same state, by what each says of its own.
+"""Sets of ranks that hold the same state, by each rank's own report.
 
 Rules:
 
-1. Ranks of different names hold different parts of the state: each names the coordinates of what is sharded.
-2. Ranks of one name hold the same, unless the digests of their parameters say otherwise: those of the newest moment
-   that all of them have reached. (A pipeline that a script has built by hand has stages of one name.)
-3. Of a rank without digests its name alone is known.
+1. Ranks of different names hold different parts of the state. A name gives the coordinates of the sharded part.
+2. Ranks of one name hold the same state, unless the digests of their parameters differ. The digests of the newest
+   moment that all of them have reached count. (The stages of a pipeline that a script built by hand have one name.)
+3. For a rank without digests, only its name is known.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,24 +16,27 @@ from taskd.wire.state import MeshRow
 
 
 class Replica(NamedTuple):
-    """What a rank says that it holds."""
+    """A rank's own report of the state that it holds."""
 
     name: str = ""
-    """Of its part of the state; "" for all of it."""
+    """Name of its part of the state; "" for all of it."""
     weights: tuple[str, ...] = ()
     """Digests of its parameters: as its training began, and at its first commit."""
     backs_up: bool = False
-    """Copies of its state are made."""
+    """True if copies of its state are made."""
     elsewhere: bool = False
-    """They lie on the next node too."""
+    """True if the next node keeps these copies too."""
     saved: bool = False
-    """It knows of a checkpoint that the job has written."""
+    """True if it has learned of a checkpoint that the job has written."""
     row: MeshRow | None = None
-    """The ranks with which it has one whole replica of the state; None without a mesh."""
+    """Ranks that together with it hold one whole replica of the state; None without a mesh."""
 
 
 def keys_of(replicas: Mapping[JobRank, Replica | None]) -> dict[JobRank, str | None]:
-    """The key of each rank's replica set; None where nothing was heard. Ranks with the same key hold the same state."""
+    """Return the key of each rank's replica set; None for a rank without a report.
+
+    Ranks with the same key hold the same state.
+    """
     by_name: dict[str, list[JobRank]] = {}
     keys: dict[JobRank, str | None] = dict.fromkeys(replicas)
     for rank, replica in replicas.items():
@@ -51,7 +54,7 @@ def keys_of(replicas: Mapping[JobRank, Replica | None]) -> dict[JobRank, str | N
 
 
 def _differ_at(weights: Iterable[tuple[str, ...]]) -> int | None:
-    """At which moment the digests show that not all hold the same; None if they do not show it."""
+    """Return the index of the moment at which the digests differ; None if they never do."""
     known = [digests for digests in weights if digests]
     committed = [digests[1] for digests in known if len(digests) > 1]
     if len(set(committed)) > 1:

@@ -1,9 +1,10 @@
-"""What taskd needs of the machine: the oldest kernel, the oldest C library, and shared memory.
+"""Requirements for the machine: the oldest kernel, the oldest C library, and shared memory.
 
 Rules:
 
-1. The kernel is the oldest whose system calls are tried (`tests/bare`). Before 5.3 agents see some processes end later.
-2. The C library is the oldest that torch's own wheels run on.
+1. The oldest kernel is the oldest one whose system calls are tested (`tests/bare`). Before kernel 5.3 agents detect the
+   end of some processes later.
+2. The oldest C library is the oldest one that torch's own wheels run on.
 """
 
 import re
@@ -12,13 +13,13 @@ from typing import Final
 LEAST_KERNEL: Final = (4, 18)
 LEAST_GLIBC: Final = (2, 28)
 LEAST_SHARED_BYTES: Final = 16 << 20
-"""Black boxes of a node's ranks take 0.2 MB each; the rest is for the script."""
+"""Free shared memory that a node needs. Black boxes of its ranks take 0.2 MB each; the rest is for the script."""
 _LEAST_SHARED_FILES: Final = 256
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
 def too_old(text: str, least: tuple[int, int]) -> str:
-    """Return why this version will not do, as "found …, expected …", or "". Its first two numbers count."""
+    """Return why this version is too old, as "found …, expected …", or "". Its first two numbers count."""
     found = _VERSION.search(text)
     expected = f"expected {least[0]}.{least[1]} or newer"
     if found is None:

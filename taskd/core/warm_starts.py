@@ -1,16 +1,19 @@
-"""How long a rank's new process waits for a warm one before it is started cold.
+"""Time that the start of a rank's new process waits for a warm process, before a cold one is started.
 
-A cold process imports what the template imports, begins later, and takes processor time from it. So a template that is
-at work is waited for, unless it has taken so much longer than the ranks themselves that something holds it up.
+A cold process repeats the template's imports, begins later, and takes processor time from the template. So a busy
+template is waited for. It is given up only if it takes so much longer than the ranks did that something holds it up.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 RESERVE: Final = 1
-"""Standbys beside those that a node is to have, which share their memory: two ranks may die at once."""
+"""Standbys that a node keeps in addition to the wanted number, because two ranks may die at once.
+
+They share their memory with the template.
+"""
 FORK_S: Final = 5.0
-"""Limit for a standby that a finished template has been asked for."""
+"""Limit for a finished template to make a requested standby."""
 LEAST_IMPORT_S: Final = 10.0
 """Limit for a template's imports, in a job whose ranks have started fast."""
 _TIMES_A_START: Final = 2.0
@@ -18,12 +21,12 @@ _TIMES_A_START: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Warming:
-    """What a node's template is about.
+    """State of a node's template.
 
     Attributes:
         forks: it can make a standby now.
-        importing_s: how long it has been importing; None if it is not.
-        first_start_s: what the ranks needed from their start to their first commit; None before.
+        importing_s: time that it has been importing; None if it is not importing.
+        first_start_s: time that the ranks needed from their start to their first commit; None before that.
 
     """
 

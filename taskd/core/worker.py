@@ -1,18 +1,18 @@
-"""One rank's own table: what its process does at each order of the agent and each event of its main thread.
+"""State machine of one rank's process: its response to each order of the agent and each event of its main thread.
 
 Rules:
 
-1. Two threads feed it (the main thread of the training, and the control thread that listens to the agent), under one
-   lock that the runtime holds.
-2. A pause is a state: from PAUSE until the next JOIN the collectives of this process are broken. If nothing has failed
-   they are left whole until the step is committed.
-   One that comes while the process is outside the resilient function takes effect when it enters.
-3. An order of an older generation than the newest known changes nothing.
+1. Two threads feed it, under one lock that the runtime holds: the main thread of the training, and the control thread
+   that receives the agent's orders.
+2. A pause is a state: from PAUSE until the next JOIN the collectives of this process are broken. If nothing has failed,
+   they stay whole until the step is committed. A pause that arrives outside the resilient function takes effect when
+   the process enters it.
+3. An order of an older generation than the newest known one changes nothing.
 4. The first commit of every world is reported; the others are not.
-5. `TABLE` names every pair in which something may be done. An order that comes in any other state has crossed with what
-   the main thread has just done, or is heard twice (`ORDERS`): it changes nothing. Any other event there raises.
-6. A RELEASE counts once: heard again, it may find the process at the end of its next resilient function.
-7. After DESERTED no order comes any more: whoever waits for one, now or later, gives up at once.
+5. `TABLE` names every pair of state and event that may have an effect. An order (`ORDERS`) without a row changes
+   nothing: it has crossed with an event of the main thread, or has arrived twice. Any other event without a row raises.
+6. A RELEASE counts once. A repeated one may reach the process at the end of its next resilient function.
+7. After DESERTED no order arrives any more. A process that waits for one, now or later, gives up at once.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ from taskd.wire.messages import Condition, Stage, WorldPlan
 
 
 class WorkerState(Enum):
-    """Where this process stands."""
+    """State of this process."""
 
     SETUP = "setup"  # the script's own code before the resilient function
     TRAINING = "training"
-    INTERRUPTED = "interrupted"  # told to pause; the main thread is still inside
+    INTERRUPTED = "interrupted"  # ordered to pause; the main thread is still inside
     PAUSED = "paused"
     JOINING = "joining"  # the main thread builds the world of the plan
     FINISHED = "finished"  # the resilient function has returned, or a checkpoint was written: nothing is left to do
@@ -37,7 +37,7 @@ class WorkerState(Enum):
 
 
 class WorkerEvent(Enum):
-    """What may happen. The first seven come from the main thread, the others from the agent."""
+    """Event of the process. The first seven come from the main thread, the others from the agent."""
 
     ENTER = "enter"
     RAISED = "raised"
@@ -55,7 +55,7 @@ class WorkerEvent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One event with what it brings. Fields that the event does not use keep their defaults."""
+    """One event with its data. Fields that the event does not use keep their defaults."""
 
     event: WorkerEvent
     generation: int = 0
@@ -65,12 +65,12 @@ class Input:
     plan: WorldPlan | None = None
     at_commit: bool = False
     sequence: int = 0
-    """Of the directive that an order is from; 0 if it is not known."""
+    """Sequence number of the directive behind an order; 0 if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the agent the stage that was reached."""
+    """Action: report the stage that was reached to the agent."""
 
     generation: int
     stage: Stage
@@ -80,7 +80,7 @@ class Report:
 
 
 class Break(Enum):
-    """What to do with the process's collectives."""
+    """Action on the process's collectives: break them, or mend them."""
 
     BREAK = "break"
     MEND = "mend"
@@ -88,14 +88,14 @@ class Break(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Hand this to the main thread, which waits for it: a plan to join, or None to leave the resilient function."""
+    """Action: wake the waiting main thread with a plan to join, or with None to leave the resilient function."""
 
     plan: WorldPlan | None
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Wake the main thread: nobody will recover this; its exception takes its course."""
+    """Action: wake the main thread to let its exception take its course, because no recovery will follow."""
 
     reason: str
 
@@ -105,7 +105,7 @@ Action = Report | Break | Wake | GiveUp
 
 @dataclass(slots=True)
 class Worker:
-    """The machine of one process. `joins` is true for a newcomer to a living world."""
+    """State machine of one process. `joins` is true for a newcomer to a living world."""
 
     generation: int = 0
     joins: bool = False
@@ -113,17 +113,17 @@ class Worker:
     pause_generation: int = 0
     first_commit: bool = True
     until_commit: bool = False
-    """The pause waits for the step to end: the collectives are whole."""
+    """True while the pause waits for the step to end: the collectives are whole."""
     released: int = 0
     """Sequence of the newest RELEASE that was obeyed."""
     step: int = -1
     condition: Condition = Condition.EMPTY
     deserted: str | None = None
-    """Why no order comes any more; None while one may."""
+    """Reason why no order arrives any more; None while one may."""
     _out: list[Action] = field(default_factory=list)
 
     def feed(self, given: Input) -> list[Action]:
-        """Take one event, return what is to be done.
+        """Apply one event and return the actions that follow.
 
         Raises:
             TransitionError: the event cannot happen in this state; nothing has changed.
@@ -142,14 +142,14 @@ class Worker:
 
     @property
     def interrupted(self) -> bool:
-        """The main thread is to leave the resilient function at its next commit."""
+        """True while the main thread is to leave the resilient function at its next commit."""
         return self.state is WorkerState.INTERRUPTED
 
     def ignore(self, _given: Input) -> None:
-        """Known, and nothing follows."""
+        """Accept an event without any effect."""
 
     def enter(self, given: Input) -> None:
-        """The resilient function is about to be called: train, or wait for a plan if a new world is being built."""
+        """Enter the resilient function: train, or wait for a plan if a new world is being built."""
         if self.joins:
             self._pause(Input(WorkerEvent.ENTER, condition=Condition.EMPTY))
         elif self.pause_generation > self.generation and self.deserted is None:
@@ -159,16 +159,16 @@ class Worker:
             self._tell(Stage.TRAINING, given)
 
     def note_pause(self, given: Input) -> None:
-        """Outside the resilient function: the pause waits until it is entered."""
+        """Record a pause that arrives outside the resilient function; it takes effect on entry."""
         if given.generation > self.generation:
             self.pause_generation = max(self.pause_generation, given.generation)
 
     def note_commit(self, given: Input) -> None:
-        """A step that was committed outside the resilient function is nobody's news."""
+        """Record a step that was committed outside the resilient function, without a report."""
         self.step = given.step
 
     def interrupt(self, given: Input) -> None:
-        """Leave the collectives, at once or when the step is committed. Told both, at once counts."""
+        """Leave the collectives, at once or when the step is committed. If both are ordered, leave at once."""
         if given.generation > max(self.generation, self.pause_generation):
             self.until_commit = given.at_commit and self.state is WorkerState.TRAINING
             self.pause_generation = given.generation
@@ -181,18 +181,18 @@ class Worker:
             self._out.append(Break.BREAK)
 
     def pause_again(self, given: Input) -> None:
-        """Already out: report for the newer world."""
+        """Report for a newer world; the main thread is already out."""
         if given.generation > self.pause_generation:
             self.pause_generation = given.generation
             self._out.append(Break.BREAK)
             self._pause(Input(WorkerEvent.RAISED, step=self.step, condition=self.condition))
 
     def out(self, given: Input) -> None:
-        """The main thread came out, told to or not."""
+        """Pause, because the main thread has left the resilient function, ordered to or not."""
         self._pause(given)
 
     def join(self, given: Input) -> None:
-        """The plan of the world that this process waits for."""
+        """Build the world of this plan, if it is the one that this process waits for."""
         if given.plan is None or given.plan.generation != self.pause_generation:
             return
         self.generation = given.plan.generation
@@ -201,46 +201,49 @@ class Worker:
         self._out += [Break.MEND, Wake(given.plan)]
 
     def joined(self, given: Input) -> None:
-        """The groups are formed."""
+        """Report that the groups are formed."""
         self._tell(Stage.JOINED, given)
 
     def restored(self, given: Input) -> None:
-        """The state is that of the target step: training goes on."""
+        """Resume training: the state is that of the target step."""
         self.state = WorkerState.TRAINING
         self.joins = False
         self._tell(Stage.RESTORED, given)
 
     def committed(self, given: Input) -> None:
-        """A step was committed; the first of a world is news."""
+        """Record a committed step; report the first one of a world."""
         self.step = given.step
         if self.first_commit:
             self.first_commit = False
             self._tell(Stage.COMMITTED, given)
 
     def finished(self, given: Input) -> None:
-        """The resilient function returned."""
+        """Report that the resilient function has returned."""
         self.state = WorkerState.FINISHED
         self._tell(Stage.FINISHED, given)
 
     def dumped(self, given: Input) -> None:
-        """A checkpoint of the target step is written: the job's end is awaited."""
+        """Report that a checkpoint of the target step is written, and wait for the job's end."""
         self.state = WorkerState.FINISHED
         self._tell(Stage.DUMPED, given)
 
     def release(self, given: Input) -> None:
-        """Every rank has finished."""
+        """Leave the resilient function, because every rank has finished."""
         if given.generation >= self.generation and (given.sequence == 0 or given.sequence > self.released):
             self.released = given.sequence
             self.state = WorkerState.RELEASED
             self._out += [Report(self.generation, Stage.RELEASED, self.step, self.condition), Wake(None)]
 
     def abandon(self, given: Input) -> None:
-        """No recovery will come."""
+        """Give up, because no recovery will follow."""
         self.state = WorkerState.RELEASED
         self._out += [Break.MEND, GiveUp(given.cause)]
 
     def desert(self, given: Input) -> None:
-        """The agent has ended. A pause that waits for a commit is off; one that broke collectives takes its course."""
+        """Record that the agent has ended.
+
+        A pause that waits for a commit is cancelled. A pause that has broken collectives takes its course.
+        """
         self.deserted = given.cause
         if self.state is WorkerState.INTERRUPTED and self.until_commit:
             self.state, self.until_commit = WorkerState.TRAINING, False
@@ -297,4 +300,4 @@ TABLE: dict[tuple[WorkerState, WorkerEvent], Row[Handler, WorkerState]] = {
     **rows((WorkerState.INTERRUPTED,), WorkerEvent.DESERTED, Worker.desert, WorkerState.TRAINING),
     **rows(_WAITING, WorkerEvent.DESERTED, Worker.desert, WorkerState.RELEASED),
 }
-"""Every pair of state and event in which something may be done, and what."""
+"""Handler of every pair of state and event that may have an effect."""

@@ -1,4 +1,4 @@
-"""What a rank says of itself when it is asked what it is about."""
+"""A rank's account of its own activity, which it sends on request."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from taskd.wire.bounds import Counter, Line, Name, Pid, Some
 
 
 class LockSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A lock file that the main thread waits for: `core.evidence.LockFile`."""
+    """A lock file that the main thread waits for: `core.diagnosis.evidence.LockFile`."""
 
     path: Line
     owner: Line
@@ -24,7 +24,10 @@ class ThreadStack(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Account(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent, in answer to `Ask`: what it is about (`core.evidence.Standing`), and its threads, main first."""
+    """Worker to agent, in answer to `AccountRequest`: its activity, and its threads with the main thread first.
+
+    `standing` is the value of a `core.diagnosis.evidence.Standing`.
+    """
 
     number: Counter
     standing: Name

@@ -1,10 +1,10 @@
-"""What travels when nodes are checked: the order, and what a node has found of itself and of its way to another.
+"""Messages of node checks: the order, and a node's results for itself and for its links to other nodes.
 
 Rules:
 
-1. Nodes are named by their agent's id. A node has as many check processes for each trial as it has local ranks.
-2. A report says what was measured; whether that is slow is decided by `core.nodecheck`, which sees all nodes.
-3. Rates are of the slowest local rank. 0.0: not measured.
+1. The agent's id names a node. For each trial a node has one check process per local rank.
+2. A report holds measurements. `core.nodecheck` decides whether they are slow, because it compares all nodes.
+3. Rates are those of the slowest local rank. 0.0: not measured.
 """
 
 from typing import Annotated
@@ -15,10 +15,10 @@ from taskd.wire.bounds import ClockSeconds, Counter, Document, Line, Measured, N
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a node has found of itself, without another."""
+    """A node's results for itself, without another node."""
 
     ok: bool
-    cause: Line = ""  # of a failure; with `ok`, what may have made it slower
+    cause: Line = ""  # reason of the failure; if `ok`, a possible reason for lower rates
     compute_tflops: Measured = 0.0  # matrix product, in units of 10**12 operations a second
     memory_gbps: Measured = 0.0  # copied, 10**9 bytes a second
     loopback_gbps: Measured = 0.0  # sent to itself, 10**9 bytes a second
@@ -29,7 +29,7 @@ class Own(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A collective between two nodes. They meet at the store of the first, under `name`."""
+    """A collective between two nodes. They meet at the store of the first node, under `name`."""
 
     peer: Name  # the other node
     name: Name  # unique in the job
@@ -40,18 +40,21 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """How it went, seen from one of the two."""
+    """Result of a trial, measured by one of its two nodes."""
 
     peer: Name
     ok: bool
-    cause: Line = ""  # of a failure
-    gbps: Measured = 0.0  # bytes that this node has received a second, 10**9
-    latency_s: Seconds = 0.0  # of the smallest collective
+    cause: Line = ""  # reason of the failure
+    gbps: Measured = 0.0  # received by this node, 10**9 bytes a second
+    latency_s: Seconds = 0.0  # latency of the smallest collective
     elapsed_s: Seconds = 0.0
 
 
 class CheckOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Manager to one agent: check yourself (`own`), and your way to others. One of an older number changes nothing."""
+    """Manager to one agent: check the node itself (`own`), and its links to others (`trials`).
+
+    An order with an older number changes nothing.
+    """
 
     job_id: Name
     number: Counter
@@ -62,7 +65,7 @@ class CheckOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What the newest order has led to, so far: part of an agent's report. `done`: nothing of it is under way."""
+    """Results of the newest order so far: part of an agent's report. `done`: no part of the order is under way."""
 
     number: Counter
     done: bool = False
@@ -71,36 +74,36 @@ class CheckReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckState(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Where a node stands with its check: part of an agent's report. An agent that is asked to help has one too."""
+    """State of a node's check: part of an agent's report. An agent that only helps to check others has one too."""
 
-    wants: bool = False  # it is to be checked before it may train
-    cleared: bool = False  # it was, and may
-    strict: bool = False  # slow nodes are to be excluded too
-    ready: bool = False  # its check processes could begin at once
+    wants: bool = False  # the node must be checked before it may train
+    cleared: bool = False  # the node was checked, and may train
+    strict: bool = False  # slow nodes are excluded too
+    ready: bool = False  # its check processes can start at once
     report: CheckReport | None = None
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Manager to an agent: its node may train."""
 
-    note: Line = ""  # what was found of it all the same
+    note: Line = ""  # a finding about the node that did not exclude it
 
 
 class Dismissed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Manager to an agent: its node is to leave the job. The reason begins with the words that people search for."""
+    """Manager to an agent: its node must leave the job. The reason begins with the words that people search for."""
 
     reason: Line
 
 
 class Inspect(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Operator to manager: check all nodes, and say what is found. Asked again with the same key until it is said."""
+    """Operator to manager: check all nodes, and send the findings. Repeated with the same key until they arrive."""
 
     job_id: Name
     key: Name
 
 
 class Inspection(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Manager to operator: what was found, as JSON; nothing while it is not known, or why it cannot be."""
+    """Manager to operator: the findings as JSON, empty until they are known. `refusal`: why there can be none."""
 
     key: Name
     document: Document = ""

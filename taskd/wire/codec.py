@@ -1,14 +1,14 @@
-"""Bytes for the messages of `taskd.wire.messages`, and back.
+"""Encoding and decoding of the messages of `taskd.wire.messages`.
 
 Rules:
 
-1. A frame is `MAGIC`, one byte of wire version, and one msgpack map. The version stands outside the map, so that a
-   peer of another version is named as such whatever its map looks like. These three bytes stay as they are in every
-   version, and so do the keys (`runtime/links/identity.py`): else another version looks as another secret does.
-2. A frame that cannot be taken raises `BadFrameError` (a `FrameError`) and nothing else, whatever its bytes are. Its
-   `fault` says which check refused it, so that a receiver can count by kind.
+1. A frame is `MAGIC`, one byte of wire version, and one msgpack map. The version stands outside the map. So a peer of
+   another version is recognized, whatever its map contains. This header is the same in every version, and so is the
+   derivation of keys (`runtime/links/identity.py`). Otherwise another version would be mistaken for another secret.
+2. An invalid frame raises `BadFrameError` (a `FrameError`) and nothing else, whatever its bytes are. Its `fault` is
+   the check that rejected it, so a receiver can count by kind.
 3. Sizes are checked before anything is decoded, in both directions.
-4. What a peer wrote appears in an error only shortened and escaped: it ends up in our log.
+4. A peer's text appears in an error only shortened and escaped, because it ends up in our log.
 """
 
 from collections.abc import Hashable
@@ -39,21 +39,24 @@ from taskd.wire.standbys import Become
 
 MAGIC: Final = b"TD"
 WIRE_VERSION: Final = 4
-"""Raised with every change of a message between nodes: `tests/wire/test_versions.py` compares them with a record."""
+"""Version of the wire. Raise it with every change of a message between nodes.
+
+`tests/wire/test_versions.py` compares the messages with a record.
+"""
 MAX_FRAME_BYTES: Final = 8 << 20
 """Bound of a frame between manager and agents: a directive for 100,000 ranks on 12,500 nodes needs about 1.2 MB."""
 MAX_LOCAL_BYTES: Final = 200 << 10
 """Bound of a frame on a Unix socket: one datagram of the default send buffer (212,992 bytes).
 
-`Become` and `Join` may have `MAX_FRAME_BYTES`: the kernel allows environments of 6 MiB.
+The bound of `Become` and `Join` is `MAX_FRAME_BYTES`, because the kernel allows environments of 6 MiB.
 """
 MAX_MODULES_BYTES: Final = 150_000
-"""Bound of all names in one `Modules`, which travels on a Unix socket too."""
+"""Bound of all names in one `Modules` together. That message is also sent on a Unix socket."""
 
 _UNSENDABLE: Final = (UnicodeError, OverflowError, RecursionError, msgspec.ValidationError)
 
 HEADER: Final = MAGIC + bytes([WIRE_VERSION])
-"""Of every frame. Alone it is a manager's answer to an agent of another version."""
+"""First bytes of every frame. Alone they are a manager's answer to an agent of another version."""
 _MAX_DETAIL_CHARS: Final = 200
 
 _LARGE: Final = (NodeStatus, EvidenceReport, Directive, Refusal, Drain, Answer, Inspection, Become, Join)
@@ -63,16 +66,16 @@ _Out_co = TypeVar("_Out_co", covariant=True)
 
 
 class FrameFault(Enum):
-    """Which check refused a frame."""
+    """The check that rejected a frame."""
 
     SIZE = "size"  # larger than the bound of its link
-    MAGIC = "magic"  # not a frame of taskd at all
-    VERSION = "version"  # a taskd of another wire version
+    MAGIC = "magic"  # no frame of taskd
+    VERSION = "version"  # a frame of another wire version
     CONTENT = "content"  # the map is damaged, of an unknown kind, or has a field of a wrong type
 
 
 class BadFrameError(FrameError):
-    """A frame that was refused. `fault` is the check that refused it."""
+    """A frame was rejected. `fault` is the check that rejected it."""
 
     def __init__(self, fault: FrameFault, text: str) -> None:
         super().__init__(text)
@@ -91,9 +94,9 @@ _to_local: Final[_Decoder[ToLocal]] = msgspec.msgpack.Decoder(ToLocal)
 
 
 def encode(message: Message) -> bytes:
-    """The frame of one message, whose texts are made to fit their fields if need be (`wire.fit`).
+    """Return the frame of one message. Texts are made to fit their fields if necessary (`wire.fit`).
 
-    Raises `BadFrameError` if the frame would be larger than its link allows, or as `pack` does.
+    Raises `BadFrameError` if the frame would be larger than its link allows, and for the reasons of `pack`.
     """
     frame = HEADER + pack(message)
     limit = MAX_FRAME_BYTES if isinstance(message, _LARGE) else MAX_LOCAL_BYTES
@@ -102,10 +105,10 @@ def encode(message: Message) -> bytes:
 
 
 def pack(value: object) -> bytes:
-    """A message, or a part of one that travels as bytes of its own.
+    """Encode a message, or a part of a message that is sent as separate bytes.
 
-    Raises `BadFrameError` if a number in it is out of range, or if a text has no msgpack form (one for the kernel, with
-    bytes that are not UTF-8).
+    Raises `BadFrameError` if a number in it is out of range, or if a text has no msgpack form. Texts for the kernel,
+    with bytes that are not UTF-8, have none.
     """
     with suppress(*_UNSENDABLE):
         return _packed(value)
@@ -119,7 +122,7 @@ def pack(value: object) -> bytes:
 
 
 def sendable(value: object) -> bool:
-    """Whether `pack` takes it: what was read of a box, a stranger's file, may hold any number."""
+    """Return whether `pack` accepts a value. A value from a black box, another process's file, may hold any number."""
     try:
         pack(value)
     except BadFrameError:
@@ -128,9 +131,9 @@ def sendable(value: object) -> bool:
 
 
 def _packed(value: object) -> bytes:
-    """It is read as its receiver will read it: nobody is to send what is refused."""
+    """Encode a value and decode it as its receiver will. A value that the receiver would reject raises here."""
     packed = _encoder.encode(value)
-    if not isinstance(value, Directive):  # which is large, and is made of what was read
+    if not isinstance(value, Directive):  # a directive is large, and its contents were checked when they were read
         _reader(cast(Hashable, type(value))).decode(packed)
     return packed
 
@@ -141,22 +144,22 @@ def _reader(kind: Hashable) -> _Decoder[Any]:
 
 
 def decode_from_agent(frame: bytes) -> FromAgent:
-    """A message that the manager received. Raises `BadFrameError`."""
+    """Decode a frame that the manager received. Raises `BadFrameError`."""
     return _decode(frame, _from_agent, MAX_FRAME_BYTES)
 
 
 def decode_from_manager(frame: bytes) -> FromManager:
-    """A message that an agent received from the manager. Raises `BadFrameError`."""
+    """Decode a frame that an agent received from the manager. Raises `BadFrameError`."""
     return _decode(frame, _from_manager, MAX_FRAME_BYTES)
 
 
 def decode_from_local(frame: bytes) -> FromLocal:
-    """A message that an agent received from a process of its node. Raises `BadFrameError`."""
+    """Decode a frame that an agent received from a process of its node. Raises `BadFrameError`."""
     return _decode(frame, _from_local, MAX_LOCAL_BYTES)
 
 
 def decode_to_local(frame: bytes) -> ToLocal:
-    """A message that a process received from its agent. Raises `BadFrameError`."""
+    """Decode a frame that a process received from its agent. Raises `BadFrameError`."""
     return _decode(frame, _to_local, MAX_FRAME_BYTES)
 
 
@@ -177,7 +180,7 @@ def _decode(frame: bytes, decoder: _Decoder[_M], limit: int) -> _M:
         )
     try:
         return decoder.decode(frame[len(HEADER) :])
-    # msgspec lets UnicodeDecodeError (a ValueError) and RecursionError through beside its own errors
+    # besides its own errors, msgspec passes UnicodeDecodeError (a ValueError) and RecursionError through
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise BadFrameError(
             FrameFault.CONTENT,

@@ -1,8 +1,9 @@
-"""Makes what this side has to say fit the bounds of its fields, so that no honest message is refused.
+"""Fitting of outgoing messages to the bounds of their fields, so that no honest message is rejected.
 
 Rules:
 
-1. Texts are made safe and shortened (`wire.text`), sequences cut. That is all: a number out of its range is a mistake.
+1. Texts are made safe and shortened (`wire.text`), and sequences are cut. Numbers are not changed: a number out of its
+   range is a mistake.
 2. Bytes that only the kernel reads (`wire.bounds.Raw`) are never changed.
 """
 
@@ -21,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def fit(value: _T) -> _T:
-    """A copy of a message, or of a part of one, that fits."""
+    """Return a copy of a message, or of a part of a message, that fits its bounds."""
     fitted: _T = _fit(value, _kind(cast(Hashable, type(value))))
     return fitted
 

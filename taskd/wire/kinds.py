@@ -1,13 +1,13 @@
-"""Kinds of small integers that must not be mixed up: mypy tells them apart, and at run time they are ints."""
+"""Types of small integers that must not be mixed up. mypy distinguishes them; at run time they are ints."""
 
 from typing import Final, NewType
 
 JobRank = NewType("JobRank", int)
-"""A training process by its number in the full job. It keeps it for life."""
+"""Number of a training process in the full job. The process keeps it for life."""
 NOBODY: Final = JobRank(-1)
 WorldRank = NewType("WorldRank", int)
-"""The same by its number in the present world: another one if places are absent."""
+"""Number of a training process in the present world. It differs from the `JobRank` if places are absent."""
 LocalRank = NewType("LocalRank", int)
-"""The same by its number on its node."""
+"""Number of a training process on its node."""
 NodeRank = NewType("NodeRank", int)
-"""A place of the job: node rank p owns the job ranks p·k to p·k+k-1."""
+"""Number of a place of the job. With k ranks per node, node rank p owns the job ranks p·k to p·k+k-1."""

@@ -1,11 +1,11 @@
-"""What travels between manager and agents, and between an agent and its workers.
+"""Messages between manager and agents, and between an agent and its workers.
 
 Rules:
 
-1. Every struct is frozen and tagged by its class name. Unknown fields are ignored, unknown tags are refused.
-2. State, not events: an agent sends the whole `NodeStatus`, the manager the whole `Directive`, again and again. The
-   newest sequence number wins. Every one names its generation; one of an older generation changes nothing.
-3. Times are seconds on the sender's `CLOCK_MONOTONIC` unless the name says otherwise.
+1. Every struct is frozen. Messages are tagged by their class name. Unknown fields are ignored, unknown tags rejected.
+2. Messages carry state, not events. An agent sends the whole `NodeStatus`, and the manager the whole `Directive`, again
+   and again. The newest sequence number wins. Each names its generation; an older generation changes nothing.
+3. Times are seconds on the sender's `CLOCK_MONOTONIC`, unless the field's name states another clock.
 4. Every field has a bound (`wire.bounds`).
 """
 
@@ -44,9 +44,9 @@ from taskd.wire.state import Load, StateHeld, Transfer
 
 
 class Stage(Enum):
-    """Where one rank's process stands."""
+    """Stage that one rank's process has reached."""
 
-    __hash__ = object.__hash__  # the default calls Python code, and members are what they are by identity
+    __hash__ = object.__hash__  # the default calls Python code, and members are compared by identity
 
     STARTING = "starting"  # the process runs; it has not entered the resilient function
     TRAINING = "training"  # inside the resilient function, in the groups of its generation
@@ -62,16 +62,16 @@ class Stage(Enum):
 
 
 class Condition(Enum):
-    """What a rank's training state is worth at the moment it paused."""
+    """Condition of a rank's training state at the moment it paused."""
 
     CLEAN = "clean"  # exactly the state of its committed step
     STEPPED = "stepped"  # every optimizer has stepped once since the last commit
-    TORN = "torn"  # inside an optimizer step, or behind a failed restore
+    TORN = "torn"  # inside an optimizer step, or after a failed restore
     EMPTY = "empty"  # a newcomer that has built its model and has no state yet
 
 
 class RankStatus(StateHeld, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One rank, as its agent knows it."""
+    """State of one rank, as its agent reports it."""
 
     rank: OfJob
     incarnation: MaybeCounter
@@ -81,16 +81,16 @@ class RankStatus(StateHeld, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     condition: Condition = Condition.EMPTY
     pid: Pid = 0
     warm: bool = False
-    cause: Line = ""  # of DEAD: "signal 9 (SIGKILL)", "exit code 1"; of PAUSED: the exception it came out with
-    error: Line = ""  # of DEAD and PAUSED: the error alone, as the process has it; empty if none is known
-    status: Status | None = None  # of DEAD: as Python's subprocess has it, negative for a signal
-    raised: bool = False  # of DEAD: the process itself has said by what error it ends
+    cause: Line = ""  # DEAD: "signal 9 (SIGKILL)", "exit code 1"; PAUSED: the exception that ended its training
+    error: Line = ""  # DEAD and PAUSED: the error alone, as the process states it; empty if none is known
+    status: Status | None = None  # DEAD: exit status as in Python's subprocess, negative for a signal
+    raised: bool = False  # DEAD: the process itself has reported the error that ends it
     at_s: Seconds = 0.0  # when the stage was reached
-    kind: Name = ""  # of DEAD: what kind of fault the process itself has said it is (`core.faults.FaultKind`)
-    term: Counter = 0  # of the manager that had it started; 0 if torchrun did
+    kind: Name = ""  # DEAD: kind of the fault, as the process itself reports it (`core.diagnosis.faults.FaultKind`)
+    term: Counter = 0  # term of the manager that ordered its start; 0 if torchrun started it
     no_rebuild: Line = ""  # why no world can be rebuilt with this process; empty if one can
-    no_newcomer: Line = ""  # why no newcomer can come into a world of this process's job; empty if one can
-    anew: Line = ""  # why all processes are to start anew at once, although nothing has failed; empty if they need not
+    no_newcomer: Line = ""  # why no newcomer can join a world of this process's job; empty if one can
+    anew: Line = ""  # why all processes must start anew at once, although nothing has failed; empty if they need not
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
@@ -101,77 +101,80 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False
 
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a new manager must know of the former ones. Agents give back the newest that they were given."""
+    """Record of the former managers for a new one. Agents return the newest ledger that they received."""
 
-    term: Counter = 0  # the manager that wrote it; agents obey the highest term they know
-    places: Annotated[tuple[OfNode, ...], Many] = ()  # those of the present world; the others are absent from it
-    agreed: Annotated[tuple[Place, ...], Many] = ()  # nodes of the last world; most of them must know of the next
-    spent: Amount = 0  # restarts
+    term: Counter = 0  # term of the manager that wrote it; agents obey the highest term that they have received
+    places: Annotated[tuple[OfNode, ...], Many] = ()  # places of the present world; all others are absent from it
+    agreed: Annotated[tuple[Place, ...], Many] = ()  # nodes of the last world; most of them must confirm the next
+    spent: Amount = 0  # restarts that were used
     excluded: Annotated[tuple[Name, ...], Many] = ()  # agents that get no place any more
-    cold: bool = False  # no warm process becomes a rank: one has failed in its set-up
+    cold: bool = False  # no warm process becomes a rank, because one has failed in its set-up
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The newest step that any rank of a node has committed while it trains, and how long ago that was."""
+    """Newest step that any rank of a node has committed while it trains, and the time since then."""
 
     step: MaybeCounter
     age_s: Seconds
 
 
 class RankSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The mean of `steps` steps of a rank, of which `step` is the last: what the rank needed itself, and what not."""
+    """Mean times of `steps` steps of a rank, ending with `step`: the rank's own time, and its waiting times."""
 
     rank: OfJob
     step: MaybeCounter
     steps: Counter
     own_s: Seconds
-    waited_s: Seconds  # in collectives
-    data_s: Seconds = 0.0  # for batches
-    work: Measured = 0.0  # how large those were; 0 if that is not known
+    waited_s: Seconds  # time in collectives
+    data_s: Seconds = 0.0  # time of waiting for batches
+    work: Measured = 0.0  # size of the batches; 0 if unknown
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Agent to manager: all of one node, at each change and as the heartbeat. A candidate: `node_rank` -1, no ranks."""
+    """Agent to manager: the whole state of one node, at each change and as the heartbeat.
+
+    The report of a candidate has `node_rank` -1 and no ranks.
+    """
 
     job_id: Name
-    node_rank: MaybeNode  # the place that it holds
-    agent_id: Name  # random per agent process: a restarted agent is another one
+    node_rank: MaybeNode  # the place that the node holds
+    agent_id: Name  # random per agent process: a restarted agent has another id
     sequence: Counter
-    node_count: Amount  # as torchrun's rendezvous has formed it: with `--nnodes=MIN:MAX` perhaps fewer than the places
+    node_count: Amount  # nodes in torchrun's rendezvous: with `--nnodes=MIN:MAX` perhaps fewer than the places
     ranks: Annotated[tuple[RankStatus, ...], Some]
     store_host: Name
     store_port: Port
-    store_key: Name = ""  # what all keys begin with there: a store asks nobody who he is
+    store_key: Name = ""  # prefix of all keys in the store, because a store does not authenticate its clients
     standbys: Amount
     max_restarts: Amount
-    generation: Counter  # newest generation this agent has heard of
+    generation: Counter  # newest generation that this agent has received
     sent_s: Seconds = 0.0
     leaving: bool = False
-    deserted: bool = False  # the agent has ended by an error: this is its last word, and torchrun decides there
-    host: Name = ""  # its name, for people
-    cores: Amount = 0  # of the CPU, that its processes may use; 0 if that is not known
+    deserted: bool = False  # the agent has ended by an error: this is its last report, and torchrun decides there
+    host: Name = ""  # host name, for people
+    cores: Amount = 0  # CPU cores that its processes may use; 0 if unknown
     wants: MaybeNode = NodeRank(-1)  # the place that its launcher gave it
     min_nodes: Amount = 0  # MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number
-    ledger: Ledger = Ledger()  # to the manager that has written it, only its term
-    proof: Name = ""  # that it speaks for itself: `agent_id` is its hash
-    heard: Counter = 0  # sequence number of the newest directive that the manager has sent here
+    ledger: Ledger = Ledger()  # reduced to the term if the receiving manager wrote it
+    proof: Name = ""  # shows that the sender owns `agent_id`, which is the hash of the proof
+    heard: Counter = 0  # sequence number of the newest directive that this agent has received from the manager
     progress: Progress | None = None  # None if no rank trains
-    spans: Annotated[tuple[RankSpan, ...], Some] = ()  # those that no report before had
-    check: CheckState | None = None  # None if the node is not checked, and was not asked to help
+    spans: Annotated[tuple[RankSpan, ...], Some] = ()  # spans that no earlier report had
+    check: CheckState | None = None  # None if the node is not checked, and does not help to check others
 
 
 class EvidenceReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to manager: what the node knows of its ranks' processes, asked for or because one of them has ended."""
+    """Agent to manager: the node's evidence of its ranks' processes, on request or because one of them has ended."""
 
     job_id: Name
     agent_id: Name
-    probe: Counter  # the newest that it answers; 0 if it was not asked
-    evidence: Annotated[dict[OfJob, msgspec.Raw], Some]  # by rank: `core.evidence.Evidence`
+    probe: Counter  # number of the newest request that it answers; 0 if there was none
+    evidence: Annotated[dict[OfJob, msgspec.Raw], Some]  # by rank: `core.diagnosis.evidence.Evidence`
     proof: Name = ""  # as in `NodeStatus`
 
 
 class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How the ranks of one generation come together."""
+    """Plan by which the ranks of one generation form their world."""
 
     generation: Number
     world_size: Amount
@@ -181,27 +184,27 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     target_step: MaybeCounter  # the step that every rank holds when training resumes
     adopt: Annotated[
         tuple[OfWorld, ...], Many
-    ]  # by their rank in this world: they have stepped but not committed, and that counts as `target_step`
-    transfers: Annotated[tuple[Transfer, ...], Many]  # by their rank in this world
+    ]  # ranks in this world that have stepped but not committed: their step counts as `target_step`
+    transfers: Annotated[tuple[Transfer, ...], Many]  # by ranks in this world
     timeout_s: Seconds
     loads: Annotated[tuple[Load, ...], Many] = ()  # these ranks go back to copies of the target step
-    copied: MaybeCounter = -1  # the newest step of which a copy of every state is known; -1: none
-    saved: bool = False  # all go back to the checkpoint of the target step
+    copied: MaybeCounter = -1  # newest step with a known copy of every state; -1: none
+    saved: bool = False  # all ranks go back to the checkpoint of the target step
     members: Annotated[
         tuple[OfJob, ...], Many
     ] = ()  # the job's ranks that make up this world, in its order; none: 0 to world_size - 1
-    replicas: Amount = 0  # ranks of the full world, which the global batch is made for; 0: as many as members
+    replicas: Amount = 0  # ranks of the full world, for which the global batch is meant; 0: as many as members
     dump: Line = ""  # the reason to write a checkpoint of the target step, after which the job ends
-    dump_to: Raw = b""  # the directory that the manager was told; none: the rank's own TASKD_CHECKPOINT_DIR
+    dump_to: Raw = b""  # directory from the manager's configuration; none: the rank's own TASKD_CHECKPOINT_DIR
 
     @property
     def ranks(self) -> tuple[JobRank, ...]:
-        """The job's ranks that make up this world, in its order."""
+        """The job's ranks in this world, in its order."""
         return self.members or tuple(map(JobRank, range(self.world_size)))
 
 
 class Order(Enum):
-    """What a rank is to do."""
+    """Order to a rank."""
 
     FORM = "form"  # not all nodes have reported yet
     RUN = "run"  # nothing to do: train
@@ -212,15 +215,15 @@ class Order(Enum):
 
 
 class RankOrder(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The process wanted for one rank; an agent whose process is of a lower incarnation fences it and starts one."""
+    """Process that is wanted for one rank. An agent fences a process of a lower incarnation and starts a new one."""
 
     rank: OfJob
-    incarnation: MaybeNumber  # -1: of a rank that has had no process yet
-    joins: bool = False  # it comes into a living world (waits for a plan), or starts a fresh one with all the others
+    incarnation: MaybeNumber  # -1: the rank has had no process yet
+    joins: bool = False  # True: joins a living world, and waits for a plan; False: starts a fresh world with all others
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Manager to every agent: the state wanted. Sent at each change and in answer to each heartbeat."""
+    """Manager to every agent: the wanted state. Sent at each change, and in answer to reports that lack its number."""
 
     job_id: Name
     sequence: Counter
@@ -231,24 +234,24 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     reason: Line = ""
     exit_code: Status = 0
     node_count: Amount = 0  # places of the job
-    places: Annotated[tuple[Place, ...], Many] = ()  # who holds one; whoever is not named holds none
+    places: Annotated[tuple[Place, ...], Many] = ()  # holders of places; an agent that is not named holds none
     ledger: Ledger = Ledger()
     at_commit: bool = False  # PAUSE: when the step under way is committed; nothing has failed
-    store_host: Name = ""  # where the processes of a world that starts anew meet; none: where torchrun says
+    store_host: Name = ""  # store at which the processes of a world that starts anew meet; none: torchrun's own
     store_port: Port = 0
     store_key: Name = ""
-    probe: Counter = 0  # each new number is answered once, by a `EvidenceReport`
-    records: Name = ""  # the mark of the folder with the job's records; agents that see it keep theirs there
+    probe: Counter = 0  # an agent answers each new number once, by an `EvidenceReport`
+    records: Name = ""  # mark of the folder with the job's records; agents that find the folder keep theirs there
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Manager to an agent whose report has changed nothing: the directive of this number, which it has, still holds."""
+    """Manager to an agent whose report changed nothing: the directive of this number, which it has, still holds."""
 
     sequence: Counter
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Manager to an agent that it will not serve (another job, a node rank out of range, a second agent)."""
+    """Manager to an agent that it does not serve (another job, a node rank out of range, a second agent)."""
 
     reason: Line
 
@@ -261,7 +264,7 @@ class Drain(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Manager to operator: whether it is being done, or why not."""
+    """Manager to operator: whether the drain is under way, or why not."""
 
     granted: bool
     text: Line
@@ -282,7 +285,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerReport(StateHeld, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Worker to agent: the stage that it has reached."""
+    """Worker to agent: the stage that the worker has reached."""
 
     generation: Counter
     stage: Stage
@@ -293,16 +296,16 @@ class WorkerReport(StateHeld, frozen=True, kw_only=True, omit_defaults=True, tag
 
 
 class SelfReport(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: an exception leaves the resilient function that this process does not outlive."""
+    """Worker to agent: the exception that leaves the resilient function and ends this process."""
 
     cause: Line
     kind: Name = ""
 
 
 class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: why it cannot be recovered in place, told beforehand. The newest counts; empty: it can.
+    """Worker to agent: why it cannot be recovered in place, reported in advance. The newest counts; empty: it can.
 
-    `anew`: why all processes are to start anew at once.
+    `anew`: why all processes must start anew at once.
     """
 
     no_rebuild: Line = ""
@@ -311,13 +314,13 @@ class Refuses(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SetupRecorded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: the file with the results of its set-up's collectives is written, and has this digest."""
+    """Worker to agent: the file with the results of its set-up's collectives is written. It has this digest."""
 
     digest: Name
 
 
 class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Worker to agent: the first step of which this rank's loss was NaN or infinite."""
+    """Worker to agent: the first step at which this rank's loss was NaN or infinite."""
 
     step: MaybeCounter
     what: Name
@@ -325,7 +328,10 @@ class SawNonFinite(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Installed modules that the ranks import: from a worker to the manager, and to templates, also of spare nodes."""
+    """Installed modules that the ranks import: from a worker to the manager, and from there to all templates.
+
+    Spare nodes' templates receive them too.
+    """
 
     names: Annotated[tuple[Name, ...], Many]
 
@@ -333,7 +339,7 @@ class Modules(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: leave the collectives of every generation below `generation` and report.
 
-    `at_commit`: at the end of the step. It is told again, without that, if a peer was faster and the step cannot end.
+    `at_commit`: at the end of the step. The order is repeated without it if a peer was faster and the step cannot end.
     """
 
     generation: Counter
@@ -351,23 +357,23 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Agent to worker: all ranks have finished."""
 
     generation: Counter
-    sequence: Counter = 0  # of the directive: a process that connects anew is told again what is wanted
+    sequence: Counter = 0  # number of the directive: a process that reconnects receives the order again
 
 
 class Abandon(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to worker: nobody will recover this; let the exception that you came out with take its course."""
+    """Agent to worker: no recovery will follow. The exception that ended its training takes its course."""
 
     reason: Line
 
 
 class PeersKey(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to worker, which has just connected: by what the job's ranks know one another. Never log one."""
+    """Agent to a newly connected worker: the key by which the job's ranks recognize one another. Never log one."""
 
-    key: Name  # hexadecimal, made of the job's secret; "" without one
+    key: Name  # hexadecimal, derived from the job's secret; "" without a secret
 
 
 class AccountRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to worker: say what you are about. Answered by an `Account`, if Python can run there."""
+    """Agent to worker: request for an account. The worker answers with an `Account` if Python can run there."""
 
     number: Counter
 

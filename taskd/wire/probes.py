@@ -1,9 +1,9 @@
-"""What one process of a node check is told to do, and what it answers. A node's check has one for each local rank.
+"""Order to one process of a node check, and its answer. A node's check has one process for each local rank.
 
 Rules:
 
-1. An order is done once, within its time, by a process that does nothing else afterwards.
-2. An answer is of this process alone; `core.nodecheck.probes` makes one of those of a node.
+1. A process carries out one order, within its time, and nothing else afterwards.
+2. An answer is about this process alone. `core.nodecheck.probes` merges the answers of a node.
 """
 
 import msgspec
@@ -14,21 +14,21 @@ from taskd.wire.kinds import LocalRank
 
 
 class ProbeOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Check this node (`own`), then, if there is a trial, the way to another one."""
+    """Order to check this node (`own`), and then its link to another node, if there is a `trial`."""
 
     own: bool = False
     trial: Trial | None = None
     local_rank: OfLocal = LocalRank(0)
     local_world_size: Amount = 1
-    run_dir: Raw = b""  # where the disk is tried; nowhere if empty
-    timeout_s: Seconds = 30.0  # for all of it
+    run_dir: Raw = b""  # directory whose disk is checked; empty: no check of the disk
+    timeout_s: Seconds = 30.0  # limit for the whole order
     device: Name = ""  # cpu, cuda or npu; empty: the accelerator if torch finds one, else cpu
-    device_index: MaybeIndex = -1  # of it; negative: the local rank
-    address: Name = ""  # by which the node is known; empty: as gloo and NCCL find it
+    device_index: MaybeIndex = -1  # index of the device; negative: the local rank
+    address: Name = ""  # the node's address for the loopback probe; empty: as gloo and NCCL choose it
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for is not None, whatever happened. Each `cause` is of this process."""
+    """Answer of one process. The requested parts are never None, also after a failure. Each `cause` is its own."""
 
     local_rank: OfLocal
     own: Own | None = None

@@ -1,4 +1,4 @@
-"""What an agent and its warm processes say to one another."""
+"""Messages between an agent and its warm processes."""
 
 from typing import Annotated
 
@@ -13,28 +13,28 @@ class Become(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     env: Annotated[dict[Raw, Raw], Many]
     argv: Annotated[tuple[Raw, ...], Many]
-    cwd: Raw | None = None  # None: it is gone, and the process stays in the one that it was forked in
+    cwd: Raw | None = None  # None: the directory is gone, and the process stays in the one where it was forked
     stdout: Raw | None = None
     stderr: Raw | None = None
 
 
 class RunCheck(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to standby: check this node (`adaptors.nodecheck`), say what was found, and end."""
+    """Agent to standby: check this node (`adaptors.nodecheck`), send the results, and end."""
 
     order: ProbeOrder
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Standby to agent: what it has found."""
+    """Standby to agent: the results of a check."""
 
     result: ProbeResult
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to template: make `count` more standbys."""
+    """Agent to template: fork `count` more standbys."""
 
     count: Amount
 
 
 class Prepare(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Agent to standby: have the memory ready that a rank will use. Until then all of it is shared."""
+    """Agent to standby: prepare the memory that a rank will use. Until then all memory is shared."""

@@ -1,4 +1,4 @@
-"""Whose state goes to whom, and what copies of it there are."""
+"""Training states in messages: a rank's state, its copies and digests, and transfers between ranks."""
 
 from enum import Enum
 from typing import Annotated
@@ -10,9 +10,9 @@ from taskd.wire.kinds import NOBODY
 
 
 class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """A copy of one rank's state of a step, which the rank that reports it can read.
+    """A copy of one rank's state at a step. The rank that reports the copy can read it.
 
-    `place`: it holds the rank's data position and random numbers only.
+    `place`: the copy holds the rank's data position and random numbers only.
     """
 
     of: OfJob
@@ -21,11 +21,11 @@ class StateCopy(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=F
 
 
 StateCopies = Annotated[tuple[StateCopy, ...], msgspec.Meta(max_length=16)]
-"""Two of its own, and two of each rank whose copies it keeps."""
+"""Copies that a rank reports: two of its own state, and two of each rank whose copies it keeps."""
 
 
 class StateDigest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """What one rank holds of the state of a step, as digests: "" where it cannot be read."""
+    """Digests of one rank's part of the state at a step; "" for a part that cannot be read."""
 
     step: Counter
     weights: Name
@@ -33,40 +33,40 @@ class StateDigest(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc
 
 
 StateDigests = Annotated[tuple[StateDigest, ...], msgspec.Meta(max_length=8)]
-"""The newest: of a report that is lost, the next one has them again."""
+"""The newest digests. Each report repeats them, in case an earlier one was lost."""
 
 
 class MeshRow(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
-    """The ranks that have one whole replica of a state that lies on a mesh: what a smaller world can leave out."""
+    """A row of a mesh: ranks that together hold one whole replica of the state. A smaller world can leave it out."""
 
     name: Name = ""
-    size: Amount = 0  # ranks
+    size: Amount = 0  # number of ranks
     refusal: Line = ""  # why the job has no rows
 
 
 class Unshared(Enum):
-    """Whether a rank's state differs from that of its replicas."""
+    """Difference between a rank's state and that of its replicas."""
 
     NOTHING = ""
-    SERVES = "serves"  # its replicas can take its state, but not it theirs (BatchNorm statistics of rank 0)
+    SERVES = "serves"  # its replicas can take its state, but it cannot take theirs (BatchNorm statistics of rank 0)
     ALONE = "alone"  # neither can take the state of the other
 
 
 class StateHeld(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What one rank has of the job's state: it says so itself, and its agent passes that on."""
+    """One rank's part of the job's state, as the rank reports it. Its agent passes the report on."""
 
-    replicas: Name = ""  # what it has of the state, if that is sharded: a replica has the same; "" for all of it
-    weights: Weights = ()  # digests of its parameters as its training began and at its first commit, as far as known
-    distrusts: MaybeRank = NOBODY  # whose state has not arrived as it was sent
+    replicas: Name = ""  # name of its replica set, whose ranks hold the same part of a sharded state; "": all of it
+    weights: Weights = ()  # digests of its parameters at the start and at its first commit, as far as known
+    distrusts: MaybeRank = NOBODY  # the rank whose state has not arrived as it was sent
     backs_up: bool = False  # copies of its state are made
-    elsewhere: bool = False  # the next node keeps them too
-    copies: StateCopies = ()  # of PAUSED: those that are whole and can be read by it
-    saved: MaybeCounter = -1  # the step of the newest checkpoint that this job's ranks have written together
+    elsewhere: bool = False  # the next node keeps the copies too
+    copies: StateCopies = ()  # PAUSED: the whole copies that this rank can read
+    saved: MaybeCounter = -1  # step of the newest checkpoint that this job's ranks have written together
     own: Unshared = Unshared.NOTHING
-    behind: MaybeCounter = -1  # step whose work behind the commit was interrupted; -1: none
-    inexact: Line = ""  # what of its state, or of what it runs, is not exactly what it was before the newest recovery
-    digests: StateDigests = ()  # of its state, with `TrainState(verify=…)`
-    row: MeshRow | None = None  # the one that it is of; None without a mesh
+    behind: MaybeCounter = -1  # step whose work after the commit was interrupted; -1: none
+    inexact: Line = ""  # difference of its state, or of its code, from that before the newest recovery
+    digests: StateDigests = ()  # digests of its state, with `TrainState(verify=…)`
+    row: MeshRow | None = None  # its row; None without a mesh
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +77,7 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """One rank takes its state from a copy: that of the rank `of`, which `holder` can read, itself or another rank."""
+    """Order to one rank: take the state from a copy of the rank `of`. `holder` can read it: the receiver or another."""
 
     receiver: OfWorld
     holder: OfWorld

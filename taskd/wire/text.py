@@ -2,8 +2,8 @@
 
 Rules:
 
-1. What comes out is one line of printable characters, or several; each fits the field of a message (`wire.bounds`).
-2. Nothing is dropped in silence: what cannot be printed is shown as its escape, what is too long as "…".
+1. The result is one line of printable characters, or several lines. It fits the field of a message (`wire.bounds`).
+2. Nothing is dropped in silence: an unprintable character becomes its escape, and "…" marks a cut.
 3. Bytes of a file's name that are no text are shown as bytes.
 """
 
@@ -13,11 +13,11 @@ from taskd.wire.bounds import LINE_CHARS, NAME_CHARS, PAGE_CHARS
 
 _BREAKS: Final = frozenset("\n\r\t\v\f\x85\u2028\u2029")
 _FIRST_BYTE, _LAST_BYTE = 0xDC80, 0xDCFF
-"""By these Python stands for bytes that are no text."""
+"""Code points by which Python represents bytes that are no text."""
 
 
 def line(text: str, most: int = LINE_CHARS) -> str:
-    """One line, at most so many characters long."""
+    """Return the text as one line of at most `most` characters."""
     if len(text) <= most and text.isprintable():
         return text
     whole = text[: most + 1]
@@ -25,17 +25,17 @@ def line(text: str, most: int = LINE_CHARS) -> str:
 
 
 def name(text: str) -> str:
-    """One line as long as a name may be."""
+    """Return the text as one line of at most `NAME_CHARS` characters."""
     return line(text, NAME_CHARS)
 
 
 def page(text: str, most: int = PAGE_CHARS) -> str:
-    """Several lines, together at most so many characters long."""
+    """Return the text with its line breaks, as at most `most` characters."""
     return shorten("\n".join(line(one, most) for one in text[: most + 1].split("\n")), most)
 
 
 def shorten(text: str, most: int) -> str:
-    """The beginning, if there is too much."""
+    """Return the text, cut to `most` characters if it is longer."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""A process that asks for a rank gets an answer near its limit, whatever holds it up."""
+"""A process that requests a rank gets an answer near its time limit, whatever delays the agent."""
 
 import os
 import socket
@@ -38,7 +38,7 @@ def opened() -> Iterator[ExitStack]:
 
 
 def begin_as(program: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter that is to run the agent is this program."""
+    """Let this program run in place of the agent's interpreter."""
     path = folder / "python"
     path.write_text(program)
     path.chmod(0o755)

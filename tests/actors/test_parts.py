@@ -1,4 +1,4 @@
-"""What stands between a process that has come by itself and its agent, without a job."""
+"""The parts between a process that starts by itself and its agent, without a job."""
 
 import math
 import signal

@@ -1,4 +1,4 @@
-"""Processes that take ranks by themselves, under a manager in this process: one is killed, and replaced by the test."""
+"""Processes that take ranks by themselves, under a manager in this process. The test kills and replaces one of them."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ LIMIT_S = 200.0
 
 
 class Actors:
-    """Two ranks, and who starts them."""
+    """A job of two ranks, and the means to start them."""
 
     def __init__(self, launcher: Launcher, folder: Path, run_dir: Path, where: str) -> None:
         self.manager = taskd.manager(2, run_dir=str(run_dir))
@@ -52,7 +52,7 @@ def make(launcher: Launcher, tmp_path: Path, run_dir: Path) -> Iterator[Callable
 @pytest.mark.slow
 @pytest.mark.parametrize("where", everyday(["main", "thread"], "thread"))
 def test_killed_ranks_are_replaced_by_whoever_starts_them(make: Callable[[str], Actors], where: str) -> None:
-    """The other stays, in whatever thread it trains; the weights are those of an undisturbed run."""
+    """The other rank keeps its process, whichever thread it trains in. The weights are those of an undisturbed run."""
     calm = make(where)
     undisturbed = [calm.start(rank) for rank in range(2)]
     assert [process.wait(LIMIT_S) for process in undisturbed] == [0, 0]

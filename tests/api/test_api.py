@@ -1,4 +1,4 @@
-"""What a manager.py sees: bools, records on stderr, a clean end; and that importing taskd costs nothing."""
+"""A manager.py's view of the API: bools, records on stderr, a clean end. Importing taskd costs nothing."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def test_the_seeds_manager_serves_until_it_is_told_to_stop(number, run_dir):
 
 
 def test_a_manager_of_several_nodes_that_nobody_reaches_says_so(run_dir):
-    """As `taskd manager` does: without a secret it listens on loopback alone."""
+    """As with `taskd manager`: without a secret it listens on loopback alone."""
     program = "import sys; sys.argv = ['manager.py']\n" + (ROOT / "examples" / "manager.py").read_text()
     env = environment(TASKD_MANAGER_PORT="0", TASKD_RUN_DIR=str(run_dir))
     arguments = [sys.executable, "-u", "-c", program.replace("node_nums=1 ", "node_nums=2 ")]
@@ -71,7 +71,7 @@ def test_a_manager_of_several_nodes_that_nobody_reaches_says_so(run_dir):
 
 
 def test_connections_that_say_nothing_take_no_place_of_agents(run_dir):
-    """More of them than the limit that the shell has set."""
+    """They are more than the descriptor limit that the shell has set."""
     address = Address(LOOPBACK, free_port())
     env = environment(TASKD_MANAGER_PORT=str(address.port), TASKD_RUN_DIR=str(run_dir))
     limited = 'ulimit -Sn 100 && exec "$0" -u "$1"'

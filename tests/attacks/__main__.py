@@ -1,4 +1,4 @@
-"""Attack jobs: `python -m tests.attacks --json`, or some attacks by a part of their names: `--only store`."""
+"""Attack jobs: `python -m tests.attacks --json`, or only those whose names contain a text: `--only store`."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ ATTACKS: tuple[Attack | ActorAttack | Between, ...] = (
 
 
 def prepare(root: Path) -> Play[Attack | ActorAttack | Between]:
-    """The same trainings without an attack come first: their weights are what every job must end with."""
+    """Run the same trainings without an attack first. Every attacked job must end with their weights."""
     wanted = undisturbed(root / "undisturbed")
     parts = undisturbed_copied(root / "undisturbed-copied")
 

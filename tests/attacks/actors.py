@@ -1,7 +1,8 @@
 """Attacks on ranks that no torchrun has started: two processes, each with an agent that is found by a name.
 
-The names are read from /proc/net/unix, as any user of the machine can. A rank and its agent are killed after each
-attack; whoever has started the rank starts it again. Both must end well, and nothing that the attacker says is used.
+The names are read from /proc/net/unix, as any user of the machine can. Each attack has a kill: of a rank and its agent
+before it, or of the rank alone after it. The rank is then started again. Both ranks must end well, and use nothing
+that the attacker sends.
 """
 
 import os
@@ -31,7 +32,7 @@ VICTIM, LIMIT_S = 1, 150.0
 
 @dataclass
 class ActorJob:
-    """Two ranks, and who starts them."""
+    """A job of two ranks, and the means to start them."""
 
     launcher: Launcher
     folder: Path
@@ -39,7 +40,7 @@ class ActorJob:
     processes: "dict[int, subprocess.Popen[bytes]]" = field(default_factory=dict)
     outputs: list[Any] = field(default_factory=list)
     checks: list[Callable[[], None]] = field(default_factory=list)
-    """Of the attacker, when the job is over."""
+    """Checks of the attacker's results, called when the job is over."""
 
     def __post_init__(self) -> None:
         self.run_dir = self.folder / "run"
@@ -50,18 +51,18 @@ class ActorJob:
         (self.folder / "ticket").write_text(self.manager.ticket.to_json())
 
     def start(self, rank: int) -> None:
-        """The rank's process; it waits at a step until the attack is over."""
+        """Start the rank's process. It waits at a step until the attack is over."""
         words = [sys.executable, RANK, self.folder / "ticket", rank, self._port, "main", "", self.folder / "struck"]
         env = {"TASKD_RUN_DIR": str(self.run_dir), "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
         self.processes[rank] = self.launcher.start([str(word) for word in words], env=env)
         self.outputs.append(self.processes[rank])
 
     def names(self) -> set[str]:
-        """Those of its agents."""
+        """Return the names of its agents."""
         return names() - self.known
 
     def wait(self, done: Callable[[], object], what: str) -> None:
-        """Until it is so."""
+        """Wait until `done` holds."""
         end_s = time.monotonic() + LIMIT_S
         while not done():
             assert time.monotonic() < end_s, f"{what} has not come; {self.log}"
@@ -69,11 +70,11 @@ class ActorJob:
 
     @property
     def log(self) -> str:
-        """What all ranks and their agents have written."""
+        """Return the output of all ranks and their agents."""
         return "".join(map(self.launcher.output, self.outputs))
 
     def agent_of(self, rank: int) -> int:
-        """The process beside a rank's."""
+        """Return the pid of a rank's agent."""
         ticket = str(self.manager.ticket.entrance(rank).names[0])
         shown = subprocess.run(["ss", "-xlpH"], capture_output=True, text=True, check=True).stdout
         (line,) = (line for line in shown.splitlines() if ticket in line)
@@ -81,7 +82,7 @@ class ActorJob:
 
 
 def names() -> set[str]:
-    """Names of the kernel's at which agents of ranks listen."""
+    """Return the kernel's abstract names at which agents of ranks listen."""
     words = (line.split() for line in Path("/proc/net/unix").read_text().splitlines())
     return {word[-1] for word in words if word[-1].startswith("@taskd/")}
 
@@ -91,10 +92,10 @@ class ActorAttack:
     """One attack on such a job.
 
     Attributes:
-        by: who attacks.
-        strike: does so while both ranks wait; raises AssertionError if something was not refused.
-        log: one line that a rank or an agent writes of it.
-        agent_dies: with the rank its agent is killed, before the attack.
+        by: the attacker.
+        strike: attacks while both ranks wait; raises AssertionError if something was not refused.
+        log: one line about the attack that a rank or an agent writes.
+        agent_dies: the agent is killed together with the rank, before the attack.
     """
 
     name: str
@@ -104,7 +105,7 @@ class ActorAttack:
     agent_dies: bool = True
 
     def play(self, folder: Path) -> tuple[dict[str, Any], str]:
-        """Attack a job; what was found, with what is `wrong`."""
+        """Attack a job. Return the findings, with the defects under `wrong`, and a text for people."""
         launcher = Launcher(folder, uuid.uuid4().hex)
         job = ActorJob(launcher, folder)
         try:
@@ -148,7 +149,7 @@ class ActorAttack:
 
 
 def kill(job: ActorJob) -> None:
-    """The agent of a rank, and the rank."""
+    """Kill the agent of a rank, and the rank."""
     before = job.names()
     os.kill(job.agent_of(VICTIM), signal.SIGKILL)
     os.kill(job.processes[VICTIM].pid, signal.SIGKILL)
@@ -157,7 +158,7 @@ def kill(job: ActorJob) -> None:
 
 
 def squat(job: ActorJob, way: str) -> None:
-    """Another user takes the name that has become free, and answers whoever knocks."""
+    """Let another user take the name that has become free, and answer every process that knocks."""
     name = (job.folder / "freed").read_text()[1:]
     hers = job.folder / "hers"
     hers.mkdir()
@@ -182,7 +183,7 @@ def squat(job: ActorJob, way: str) -> None:
 
 
 def knock_as(who: tuple[str, ...]) -> Callable[[ActorJob], None]:
-    """A process without the job's key at the door of the rank's agent."""
+    """Return an attack by a process without the job's key at the door of the rank's agent."""
 
     def strike(job: ActorJob) -> None:
         name = next(

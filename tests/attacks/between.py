@@ -1,4 +1,4 @@
-"""Attacks on copies that go from node to node, and on the files that hold them."""
+"""Attacks on copies that go from node to node, and on the memory that holds them."""
 
 import os
 import random
@@ -40,7 +40,7 @@ COPIED: Final = PROGRAM.with_name("copied.py")
 _NETWORK, _MEMORY, _USER = "the network", "memory that fails", "nobody"
 SILENT, VISITS, KILLS = 120, 3_000, 3
 MOST_TIMES, SLACK_MS = 2.0, 1_000
-"""A recovery among silent connections takes at most so many times as long as one without, and so much more."""
+"""Limit of a recovery among silent connections: `MOST_TIMES` the time of one without, and `SLACK_MS` more."""
 REFUSED = "refused a connection to port"
 _SNIFFED_S = 2.0
 _MOST_ANSWERED = 1000
@@ -50,7 +50,7 @@ _LEAST_SEEN_BYTES = 100_000
 
 
 class CopiedJob(AttackedJob):
-    """Two torchruns, each a node's, and a manager."""
+    """A job of two torchruns, one for each node, and a manager."""
 
     def __init__(self, launcher: Launcher, folder: Path, mark: str) -> None:
         super().__init__(launcher, folder, mark)
@@ -59,7 +59,7 @@ class CopiedJob(AttackedJob):
         self.secret: str | None = SECRET
 
     def start_manager(self, *, secret: str | None = SECRET) -> None:
-        """For two nodes."""
+        """Start a manager for two nodes."""
         sizes = ["--nodes", RANKS, "--procs-per-node", 1, "--host", LOOPBACK]
         env = {**self.environment(), **self._secrets(), "TASKD_MANAGER_PORT": str(self.address.port)}
         self.manager = self.launcher.start(["python", "-m", "taskd", "manager", *map(str, sizes)], env=env)
@@ -75,7 +75,7 @@ class CopiedJob(AttackedJob):
             self.torchruns.append(self.process)
 
     def end(self, limit_s: float = 90.0) -> int:
-        """Wait for both."""
+        """Wait for both torchruns. Return the greater exit status."""
         statuses = []
         for torchrun in self.torchruns:
             self.watch(torchrun)
@@ -84,24 +84,24 @@ class CopiedJob(AttackedJob):
 
     @property
     def output(self) -> str:
-        """Of both."""
+        """Output of both torchruns."""
         return "".join(map(self.launcher.output, self.torchruns))
 
     @property
     def pids(self) -> dict[int, int]:
-        """Each node tells of its own."""
+        """Process of each rank. Each node reports its own."""
         return {int(rank): pid for event in self.named("processes") for rank, pid in event["pids"].items()}
 
     def ports(self) -> list[int]:
-        """At which ranks listen."""
+        """Return the ports at which ranks listen."""
         return sorted({port for pid in self.pids.values() for port in ports_of(pid)})
 
     def copies(self) -> list[Path]:
-        """The memory of agents that holds copies, as other processes find it."""
+        """Return the memory of agents that holds copies, by its paths in /proc."""
         return [path for torchrun in self.torchruns for _, path in copies_at(torchrun.pid)]
 
     def await_copies(self) -> None:
-        """Until each rank keeps its own state and its ward's."""
+        """Wait until each rank keeps its own state and its ward's."""
         self.wait(lambda: len(self.copies()) >= 4 * RANKS, "copies of both ranks on both nodes")
 
     def _secrets(self) -> dict[str, str | None]:
@@ -110,11 +110,12 @@ class CopiedJob(AttackedJob):
 
 @dataclass(frozen=True)
 class Between:
-    """One attack on copies. `log`: a line that each rank writes at most once, and `lines` of them do at least.
+    """One attack on copies.
 
     Attributes:
+        log: a line that each rank writes at most once, as a regular expression.
+        lines: smallest and largest number of such lines.
         in_place: the rank that is killed later is replaced, and the other one goes on; else all start anew.
-
     """
 
     name: str
@@ -127,7 +128,7 @@ class Between:
 
 
 def ports_of(pid: int) -> list[int]:
-    """At which this process listens."""
+    """Return the ports at which this process listens."""
     with suppress(OSError):
         links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
@@ -137,7 +138,7 @@ def ports_of(pid: int) -> list[int]:
 
 
 def listen_on_the_wire(job: CopiedJob) -> None:
-    """All packets between the nodes, while copies go in every step."""
+    """Record all packets between the nodes while copies are sent in every step."""
     ports, seen = set(job.ports()), bytearray()
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ETH_P_ALL)) as wire:
         wire.bind(("lo", 0))
@@ -148,7 +149,7 @@ def listen_on_the_wire(job: CopiedJob) -> None:
                 packet = wire.recv(1 << 17)
                 at = _ETHERNET_BYTES + 4 * (packet[_ETHERNET_BYTES] & 15)
                 ends = {int.from_bytes(packet[at : at + 2], "big"), int.from_bytes(packet[at + 2 : at + 4], "big")}
-                if ends & ports:  # others use this machine too
+                if ends & ports:  # other processes use this machine too
                     seen += packet
     job.found["seen_mb"] = round(len(seen) / 1e6, 1)
     assert len(seen) > _LEAST_SEEN_BYTES, "no copy came by"
@@ -156,7 +157,7 @@ def listen_on_the_wire(job: CopiedJob) -> None:
 
 
 def read_and_replace(job: CopiedJob) -> None:
-    """Somebody who sees the store and all ports asks for the state, and sends one."""
+    """Act as a process that can read the store and all ports: request the state, and send a forged one."""
     store = TCPStore(LOOPBACK, job.store_port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=2))
     keys = store.list_keys() if hasattr(store, "list_keys") else []
     job.found["keys"] = len(keys)
@@ -177,7 +178,7 @@ def read_and_replace(job: CopiedJob) -> None:
 
 
 def pretend(job: CopiedJob, world: str, ward: int, own: int) -> None:
-    """To be that rank, with another secret."""
+    """Connect as that rank, with another secret."""
     key = peers_key(WRONG_SECRET.encode(), "default")
     link = PeerLink(key, Ends(f"{world} 1", ward, own, own), LOOPBACK)
     try:
@@ -194,7 +195,7 @@ def pretend(job: CopiedJob, world: str, ward: int, own: int) -> None:
 
 @contextmanager
 def silent_ones(job: CopiedJob) -> Iterator[list[int]]:
-    """At each port of a rank, as soon as it is there, as many connections that say nothing."""
+    """Open many connections that send nothing at each port of a rank, as soon as it is there."""
     over, held, met = threading.Event(), list[socket.socket](), list[int]()
 
     def run() -> None:
@@ -217,7 +218,7 @@ def silent_ones(job: CopiedJob) -> Iterator[list[int]]:
 
 
 def rank_pids(job: CopiedJob) -> list[int]:
-    """All children of both torchruns, standbys too."""
+    """Return the pids of all children of both torchruns, including standbys."""
     found: list[int] = []
     for torchrun in job.torchruns:
         with suppress(OSError):
@@ -226,7 +227,7 @@ def rank_pids(job: CopiedJob) -> list[int]:
 
 
 def recover_among_silent_ones(job: CopiedJob) -> None:
-    """A rank is killed some times before they come, and as often while they are there."""
+    """Kill a rank some times before the connections are opened, and as often while they are open."""
     job.recovers_ms()  # the first one is slower
     calm = sorted(recovers_ms(job) for _ in range(KILLS))
     with silent_ones(job) as met:
@@ -240,13 +241,13 @@ def recover_among_silent_ones(job: CopiedJob) -> None:
 
 
 def recovers_ms(job: CopiedJob) -> int:
-    """After a step of which there are copies."""
+    """Measure a recovery after a step that has been copied."""
     job.await_copies()
     return job.recovers_ms()
 
 
 def visit(job: CopiedJob) -> None:
-    """3,000 visits with junk in place of a head."""
+    """Make 3,000 connections, each with junk in place of a head."""
     chance = random.Random(5)
     ports = job.ports()
     assert ports, "no rank listens"
@@ -256,7 +257,7 @@ def visit(job: CopiedJob) -> None:
 
 
 def flip_bits(job: CopiedJob) -> None:
-    """One in what describes each copy of the victim's own state on its node; a rank is killed then."""
+    """Flip one bit in the head of each copy of the victim's own state on its node. A rank is killed afterwards."""
     chance = random.Random(3)
     stop_copying(job)
     for path in own_copies(job):
@@ -268,7 +269,7 @@ def flip_bits(job: CopiedJob) -> None:
 
 
 def put_another_ranks(job: CopiedJob) -> None:
-    """The other rank's copies stand in place of the victim's own."""
+    """Put the other rank's copies in place of the victim's own."""
     stop_copying(job)
     theirs = [path for pair, path in copies_at(job.torchruns[VICTIM].pid) if pair == 1]
     for path, source in zip(own_copies(job), theirs, strict=True):
@@ -277,18 +278,18 @@ def put_another_ranks(job: CopiedJob) -> None:
 
 
 def stop_copying(job: CopiedJob) -> None:
-    """The victim is stopped, and killed after the attack: nothing is copied meanwhile."""
+    """Stop the victim, which is killed after the attack. No state is copied meanwhile."""
     job.await_copies()
     os.kill(job.pids[VICTIM], signal.SIGSTOP)
 
 
 def own_copies(job: CopiedJob) -> list[Path]:
-    """Those of the victim's own state on its node."""
+    """Return the copies of the victim's own state on its node."""
     return [path for pair, path in copies_at(job.torchruns[VICTIM].pid) if pair == 0]
 
 
 def copies_at(pid: int) -> list[tuple[int, Path]]:
-    """The copies that an agent holds for its one rank, with the number of their pair: 0 is of the rank's own state."""
+    """Return the copies that an agent holds for its one rank, each with its pair number: 0 for the rank's own state."""
     found = []
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):
@@ -299,7 +300,7 @@ def copies_at(pid: int) -> list[tuple[int, Path]]:
 
 
 def kill_the_victim(job: CopiedJob, strike: Callable[[CopiedJob], None]) -> None:
-    """Attack its copies, and kill it: it needs one of them."""
+    """Attack the victim's copies, and kill it. It then needs one of them."""
     done = len(job.named("recovered"))
     strike(job)
     job.kills += 1
@@ -308,7 +309,7 @@ def kill_the_victim(job: CopiedJob, strike: Callable[[CopiedJob], None]) -> None
 
 
 def stay_at_home(job: CopiedJob) -> None:
-    """Without a secret no rank listens for copies."""
+    """Check that copies stay on their own nodes: without a secret, no rank listens for copies."""
     job.wait(lambda: len(job.copies()) >= 2 * RANKS, "copies of both ranks on their own nodes")
     assert len(job.copies()) == 2 * RANKS, "copies have gone to another node"
 
@@ -328,14 +329,14 @@ BETWEEN = (
 
 
 def undisturbed_copied(folder: Path) -> set[str]:
-    """The digests of the same training under plain torchrun."""
+    """Return the digests of the same training under plain torchrun."""
     folder.mkdir()
     mark = uuid.uuid4().hex
     return digests_of_plain(CopiedJob(Launcher(folder, mark), folder, mark))
 
 
 def perform_between(attack: Between, folder: Path, wanted: set[str]) -> tuple[AttackedJob, list[str]]:
-    """Attack a job of two nodes; the job as it was, and what is not as it should be."""
+    """Attack a job of two nodes. Return the job after its end, and the defects."""
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
     job = CopiedJob(launcher, folder, mark)
@@ -360,7 +361,7 @@ def perform_between(attack: Between, folder: Path, wanted: set[str]) -> tuple[At
 
 
 def judge(attack: Between, job: CopiedJob, status: int, wanted: set[str]) -> list[str]:
-    """What is not as it should be; nothing if all is."""
+    """Return the defects of the job; an empty list if there are none."""
     wrong = [f"exit status {status}"] if status else []
     if job.digests != wanted:
         wrong.append(f"parts {sorted(job.digests)}, expected {sorted(wanted)}")

@@ -1,8 +1,8 @@
-"""The training whose copies are attacked: FSDP2 over two nodes of a rank each, a copy in every step.
+"""A training whose copies are attacked: FSDP2 over two nodes with one rank each, a copy in every step.
 
-argv: folder, rank to be killed (-1: none). As in `program.py` the ranks go round without learning anything until the
-file `struck` is there. What each rank has begins with `MARK`, which is in no message of the training: whoever sees it
-has seen a copy.
+argv: folder, rank to be killed (-1: none). As in `program.py`, the ranks repeat without learning anything until the
+file `struck` is there. Each rank's data begin with `MARK`, which is in no message of the training. A process that
+reads `MARK` has therefore read a copy.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from tests.leave import leave_stock
 
 
 class Net(nn.Module):
-    """A model with a buffer that is its rank's own."""
+    """A model with a buffer that belongs to its rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 
 def main() -> None:
-    """Train, and leave the digest of this rank's parts."""
+    """Train, and write the digest of this rank's parts."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(5)

@@ -1,10 +1,10 @@
-"""Who opens connections and never says anything. A program of its own, of the standard library alone; it costs little.
+"""A program that opens connections and never sends anything. It needs the standard library alone, and costs little.
 
     flooder.py HOST PORT HELD PER_SECOND
 
-HELD connections are open at any time: what the manager closes is opened anew, `AGAIN_PER_S` at most. Besides them
-PER_SECOND new ones are opened each second, and each is left open until the manager closes it. "held" is printed once
-that many were opened. SIGTERM ends it with a line of JSON: what it did between the two.
+HELD connections are open at any time. Those that the manager closes are opened anew, at most `AGAIN_PER_S` of them.
+In addition, PER_SECOND new ones are opened each second, and stay open until the manager closes them. "held" is printed
+once HELD connections were opened. SIGTERM ends the program with a line of JSON on its work since then.
 """
 
 import errno
@@ -18,12 +18,12 @@ import time
 
 TICK_S = 0.02
 AGAIN_PER_S = 1000.0
-"""Twice of what a manager closes of 2,500 by age alone. One that closes all at once is not dialled without end."""
+"""Twice the rate at which a manager closes connections by age, of 2,500. Bounds reconnects if it closes all at once."""
 MOST_A_TICK = 200.0
 
 
 class Flooder:
-    """The connections, and how many they were."""
+    """Open connections, and counts of them."""
 
     def __init__(self, host: str, port: int, held: int, per_second: float) -> None:
         self._address, self._aim, self._per_second = (host, port), held, per_second
@@ -38,7 +38,7 @@ class Flooder:
         self.most = 0
 
     def serve(self) -> dict[str, float]:
-        """Flood until `over`; what was done since all were held."""
+        """Flood until `over`. Return the counts since all connections were held."""
         last_s = time.monotonic()
         while not self.over:
             self._sweep()
@@ -94,7 +94,7 @@ class Flooder:
 
 
 def main() -> None:
-    """Flood."""
+    """Flood the address on the command line."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     flooder = Flooder(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]))

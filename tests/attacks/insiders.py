@@ -1,4 +1,4 @@
-"""Attacks by somebody who holds the job's secret: a node of the job gone mad, or its secret stolen."""
+"""Attacks with the job's secret: by a node of the job that misbehaves, or by a thief of the secret."""
 
 import math
 import random
@@ -24,12 +24,12 @@ REFUSED = r"refused a frame from \S*127\.0\.0\.1"
 
 
 def one(name: str, *values: Any, log: str = REFUSED) -> Attack:
-    """These messages from a peer with the secret."""
+    """Return an attack that sends these messages from a peer with the secret."""
     return Attack(name, "a node of the job", partial(says, values=values), log=log)
 
 
 def flood(job: AttackedJob) -> None:
-    """100,000 messages that are refused. Memory and log stay as they are."""
+    """Send 100,000 messages that are refused. Memory and log do not grow."""
     assert job.manager is not None
     with insider(job) as peer:
         for _ in range(1000):
@@ -45,14 +45,14 @@ def flood(job: AttackedJob) -> None:
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process."""
+    """Return the resident memory of a process, in MiB."""
     with open(f"/proc/{pid}/status") as file:
         (line,) = (line for line in file if line.startswith("VmRSS"))
     return int(line.split()[1]) / 1024
 
 
 def every_edge(job: AttackedJob) -> None:
-    """Each field of each message, with the edges of its type and with values of other types."""
+    """Send each field of each message with the edges of its type, and with values of other types."""
     with insider(job) as peer:
         for kind, value in (
             (messages.NodeStatus, STATUS),
@@ -62,14 +62,14 @@ def every_edge(job: AttackedJob) -> None:
             for _, variant in changed(inspect.type_info(kind), value):
                 drains = isinstance(variant, dict) and variant.get("type") == DRAIN["type"]
                 if drains and variant.get("job_id") == "default":
-                    continue  # that one is granted
+                    continue  # a drain of this job is granted
                 if len(msgspec.msgpack.encode(variant)) < codec.MAX_FRAME_BYTES:
                     peer.send(variant)
             peer.settle()
 
 
 def random_messages(job: AttackedJob) -> None:
-    """10,000 random messages of the right types."""
+    """Send 10,000 random messages of the right types."""
     chance = random.Random(14)
     infos = [inspect.type_info(kind) for kind in KINDS]
     with insider(job) as peer:
@@ -83,14 +83,14 @@ def random_messages(job: AttackedJob) -> None:
 
 
 def modules_of_two(job: AttackedJob) -> None:
-    """Two nodes whose modules fit one message each, and together do not."""
+    """Act as two nodes whose modules fit one message each, but not one message together."""
     for side in "ab":
         names = tuple(f"{side}{number:05d}.{'x' * 80}" for number in range(4000))
         says(job, [{"type": "Modules", "names": names[:2000]}, {"type": "Modules", "names": names[2000:]}])
 
 
 def imports_for_spares(job: AttackedJob) -> None:
-    """Somebody who has no place names modules; a node that waits for a place is told none of them."""
+    """Name modules as a peer without a place. A node that waits for a place receives none of them."""
     with insider(job) as spare, insider(job) as stranger:
         spare.send(STATUS)
         stranger.send({"type": "Modules", "names": ["antigravity", "program", "idlelib.idle"]})
@@ -103,7 +103,7 @@ def imports_for_spares(job: AttackedJob) -> None:
 
 
 def another_version(job: AttackedJob) -> None:
-    """A taskd of another build with the job's secret: it is told the manager's version, and nothing else."""
+    """Act as a taskd of another build with the job's secret. It receives the manager's version, and nothing else."""
     with insider(job) as peer:
         for _ in range(3):
             peer.send_frame(codec.MAGIC + bytes([codec.WIRE_VERSION + 1]) + msgspec.msgpack.encode(STATUS))
@@ -111,7 +111,7 @@ def another_version(job: AttackedJob) -> None:
 
 
 def forged(job: AttackedJob) -> None:
-    """Reports under the name of the node that trains: it leaves, and its ranks are dead."""
+    """Report under the name of the training node that it leaves, and that its ranks are dead."""
     (node,) = {event["agent_id"] for event in job.events if "agent_id" in event} or {"0123456789abcdef"}
     dead = [{**RANK, "rank": rank, "stage": "dead", "cause": "signal 9 (SIGKILL)"} for rank in (0, 1)]
     report = {**STATUS, "agent_id": node, "node_rank": 0, "ranks": dead, "leaving": True, "sequence": 2**40}
@@ -119,7 +119,7 @@ def forged(job: AttackedJob) -> None:
 
 
 def garbage(job: AttackedJob) -> None:
-    """Frames that are none: noise, other versions, nesting, far too large."""
+    """Send invalid frames: noise, other versions, deep nesting, excessive size."""
     chance = random.Random(7)
     header = codec.MAGIC + bytes([codec.WIRE_VERSION])
     with insider(job) as peer:

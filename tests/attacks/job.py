@@ -1,9 +1,9 @@
-"""The job that is attacked: `program.py` under torchrun on this machine, its manager beside it or inside the agent.
+"""The attacked job: `program.py` under torchrun on this machine, with a manager beside it or inside the agent.
 
 Rules:
 
-1. An attack begins when both ranks wait for it, and what follows begins when it is over: nothing is left to chance.
-2. What is judged is what users have: the exit status, the weights, whose process is another one, and the log.
+1. An attack begins when both ranks wait for it. Training goes on when the attack is over. Nothing is left to chance.
+2. Users' own results are judged: the exit status, the weights, the processes that were replaced, and the log.
 """
 
 import os
@@ -27,17 +27,21 @@ RANKS, VICTIM, NOBODY = 2, 1, -1
 PROGRAM = Path(__file__).with_name("program.py")
 SECRET = "for these attacks alone, 0123456789"
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""For jobs that torchrun itself starts anew: in the store that it shares else, gloo finds the addresses of ranks that
-have ended, and every second such job fails with plain torch 2.13 as well."""
+"""For jobs that torchrun itself starts anew. In the store that it shares otherwise, gloo finds the addresses of ranks
+that have ended. Every second such job then fails with plain torch 2.13 as well.
+"""
 WRONG_SECRET = "what a neighbour thinks of, 9876543210"
 
 
 class AttackedJob(Job):
-    """One job of two ranks. `also` closes what an attack has opened when the job is over, `found` is shown of it."""
+    """One job of two ranks.
+
+    `also` closes everything that an attack has opened, when the job is over. `found` is shown in the report.
+    """
 
     def __init__(self, launcher: Launcher, folder: Path, mark: str) -> None:
         super().__init__(launcher, folder, RANKS)
-        self.cwd = folder  # where `python -m` finds no other taskd than PYTHONPATH names
+        self.cwd = folder  # `python -m` finds no other taskd there than the one in PYTHONPATH
         self.also = ExitStack()
         self.address = Address(LOOPBACK, free_port())
         self.env: dict[str, str | None] = {}
@@ -47,12 +51,12 @@ class AttackedJob(Job):
         self._mark = mark
 
     def environment(self) -> dict[str, str | None]:
-        """A manager at `address`, if the job has one; and what the attack has set."""
+        """Return the variables: a manager at `address`, if the job has one, and the variables of the attack."""
         where = {"TASKD_MANAGER": str(self.address), "TASKD_SECRET": SECRET} if self.manager is not None else {}
         return {**super().environment(), "PYTHONPATH": str(PROGRAM.parents[2]), MARK: self._mark, **where, **self.env}
 
     def start_manager(self, *, secret: str | None = SECRET) -> None:
-        """As the seed's scripts do: `python manager.py`."""
+        """Start a manager by `python manager.py`, as the seed's scripts do."""
         program = self.folder / "manager.py"
         program.write_text(
             "from taskd.api import init_taskd_manager, start_taskd_manager\n"
@@ -67,13 +71,13 @@ class AttackedJob(Job):
         self.launch(["--standalone", f"--max_restarts={restarts}", str(PROGRAM), str(self.folder), str(victim)])
 
     def await_training(self, *, warm: bool) -> None:
-        """Both ranks go round, and wait for the attack."""
+        """Wait until both ranks repeat and wait for the attack."""
         self.wait(lambda: all((self.folder / f"waits-{rank}").exists() for rank in range(RANKS)), "both ranks")
         if warm:
             self.warm()
 
     def recovers_ms(self) -> int:
-        """Kill the victim while the ranks wait for the attack to be over; the time until all train again."""
+        """Kill the victim while the ranks wait for the attack to end. Return the time until all train again."""
         done = len(self.named("recovered"))
         self.wait(self._is_settled, "a step of the newest world, and a standby")
         self.kills += 1
@@ -86,26 +90,26 @@ class AttackedJob(Job):
         return self.named("first step")[-1]["generation"] == newest and self.named("standbys")[-1]["count"] > 0
 
     def struck(self) -> None:
-        """The attack is over: let the ranks train, and one of them be killed."""
+        """Declare the attack over: let the ranks train, and one of them be killed."""
         (self.folder / "struck").touch()
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is a torchrun."""
+        """Return whether torchrun was started."""
         return self._process is not None
 
     @property
     def digests(self) -> set[str]:
-        """Of the weights of each rank that has ended well."""
+        """Digests of the weights of all ranks that have ended well."""
         return {path.read_text() for path in self.folder.glob("digest-*")}
 
     @property
     def log(self) -> str:
-        """All that manager, torchrun and ranks have written."""
+        """Output of manager, torchrun and ranks."""
         return self.output + (self.launcher.output(self.manager) if self.manager is not None else "")
 
     def ports(self) -> list[int]:
-        """At which torchrun itself listens."""
+        """Return the ports at which torchrun itself listens."""
         links = [path for path in Path(f"/proc/{self.process.pid}/fd").iterdir() if path.is_symlink()]
         inodes = {os.readlink(path) for path in links}
         tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
@@ -116,19 +120,18 @@ class AttackedJob(Job):
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack, and what must come of it.
+    """One attack, and its required result.
 
     Attributes:
-        by: who attacks.
-        strike: does so while the ranks train; raises AssertionError if something was not refused.
-        prepare: what was done before the job began.
-        log: one line that manager, torchrun or rank writes of it, as a regular expression; none if there is nothing.
+        by: the attacker.
+        strike: attacks while the ranks train; raises AssertionError if something was not refused.
+        prepare: called before the job begins.
+        log: regular expression of one line about the attack from manager, torchrun or rank; "" if there is none.
         manager: the job has a manager of its own, with a secret; else it is in the agent.
         in_place: the rank that is killed later is replaced, and the other one goes on; else all start anew.
-        env: of the job.
-        restarts: that the job allows.
+        env: variables of the job.
+        restarts: restarts that the job allows.
         refused: torchrun ends with status 2 before a rank starts; nothing is attacked.
-
     """
 
     name: str
@@ -144,7 +147,7 @@ class Attack:
 
 
 def undisturbed(folder: Path) -> str:
-    """The digest of the same training under plain torchrun."""
+    """Return the digest of the same training under plain torchrun."""
     folder.mkdir()
     mark = uuid.uuid4().hex
     job = AttackedJob(Launcher(folder, mark), folder, mark)
@@ -153,7 +156,7 @@ def undisturbed(folder: Path) -> str:
 
 
 def digests_of_plain(job: AttackedJob) -> set[str]:
-    """What the ranks of this job leave under plain torchrun. Nothing of it runs on, however it ends."""
+    """Return the digests of this job's ranks under plain torchrun. No process of it outlives the call."""
     job.env = {"TASKD_PROCESS_ENABLE": None}
     job.struck()
     try:
@@ -165,7 +168,7 @@ def digests_of_plain(job: AttackedJob) -> set[str]:
 
 
 def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, list[str]]:
-    """Attack a job; the job as it was, and what is not as it should be."""
+    """Attack a job. Return the job after its end, and the defects."""
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
     job = AttackedJob(launcher, folder, mark)
@@ -194,7 +197,7 @@ def perform(attack: Attack, folder: Path, wanted: str) -> tuple[AttackedJob, lis
 
 
 def judge_refusal(attack: Attack, job: AttackedJob, status: int) -> list[str]:
-    """What is not as it should be of a job that must not begin."""
+    """Return the defects of a job that must not begin."""
     wrong = [] if status == 2 else [f"exit status {status}, expected 2"]
     if list(job.folder.glob("waits-*")):
         wrong.append("a rank was started")
@@ -206,7 +209,7 @@ def judge_refusal(attack: Attack, job: AttackedJob, status: int) -> list[str]:
 
 
 def judge(attack: Attack, job: AttackedJob, before: dict[int, int], status: int, wanted: str) -> list[str]:
-    """What is not as it should be; nothing if all is."""
+    """Return the defects of the job; an empty list if there are none."""
     wrong = []
     if status:
         wrong.append(f"exit status {status}")
@@ -236,7 +239,7 @@ def end_all(launcher: Launcher, folder: Path) -> None:
 
 
 def reachable(host: str, port: int) -> bool:
-    """Whether somebody answers there."""
+    """Return whether a server accepts connections there."""
     try:
         socket.create_connection((host, port), 2.0).close()
     except OSError:

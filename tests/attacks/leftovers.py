@@ -1,4 +1,4 @@
-"""What a job finds where it begins: checkpoints that others have written, locks of killed builds, damaged installs."""
+"""Objects that a job finds at its start: foreign checkpoints, locks of killed builds, damaged installations."""
 
 import io
 import json
@@ -29,7 +29,7 @@ BUILDER = ROOT / "tests" / "runtime" / "programs" / "builder.py"
 
 
 class Code:
-    """Makes a folder where it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class Code:
 
 
 def checkpoint(job: AttackedJob, spoil: Callable[[Path, Path], None]) -> None:
-    """A checkpoint that fits the job, but for what `spoil` does to its directory; it may want to make a folder."""
+    """Write a checkpoint that fits the job, and let `spoil` damage its directory. Its code may try to make a folder."""
     model, optimizer = make()
     state = taskd.TrainState(model=model, optimizer=optimizer)
     state.step = _STEP
@@ -50,7 +50,7 @@ def checkpoint(job: AttackedJob, spoil: Callable[[Path, Path], None]) -> None:
 
 
 def replace(directory: Path, name: str, data: bytes) -> None:
-    """Another file, of which the manifest tells."""
+    """Write another file, and enter it in the manifest."""
     (directory / name).write_bytes(data)
     manifest = json.loads((directory / files.MANIFEST).read_bytes())
     manifest["files"][name] = len(data)
@@ -58,12 +58,12 @@ def replace(directory: Path, name: str, data: bytes) -> None:
 
 
 def code_in_the_index(directory: Path, owned: Path) -> None:
-    """torch's own reader unpickles this file."""
+    """Put code into the index, which torch's own reader unpickles."""
     replace(directory, ".metadata", pickle.dumps(Code(owned)))
 
 
 def code_in_the_tensors(directory: Path, owned: Path) -> None:
-    """Each data file holds an object instead of tensors."""
+    """Put an object instead of tensors into each data file."""
     data = io.BytesIO()
     torch.save(Code(owned), data)
     for path in directory.glob("*.distcp"):
@@ -72,25 +72,25 @@ def code_in_the_tensors(directory: Path, owned: Path) -> None:
 
 
 def a_pipe_as_manifest(directory: Path, _owned: Path) -> None:
-    """Who opens it waits for good."""
+    """Make the manifest a pipe: a process that opens it waits for ever."""
     (directory / files.MANIFEST).unlink()
     os.mkfifo(directory / files.MANIFEST)
 
 
 def names_that_lead_elsewhere(directory: Path, _owned: Path) -> None:
-    """A file of the checkpoint is said to be one of the user's."""
+    """Enter one of the user's files in the manifest as a file of the checkpoint."""
     manifest = json.loads((directory / files.MANIFEST).read_bytes())
     manifest["files"]["../../program"] = 1
     (directory / files.MANIFEST).write_text(json.dumps(manifest))
 
 
 def nothing_was_run(job: AttackedJob) -> None:
-    """Both ranks have looked at the checkpoints by now."""
+    """Check that no code ran. Both ranks have inspected the checkpoints by now."""
     assert not (job.folder / "owned").exists()
 
 
 def killed_build(job: AttackedJob) -> None:
-    """A process with taskd is killed while it builds the extension that this job needs, and leaves its lock."""
+    """Kill a process with taskd while it builds the extension that this job needs. Its lock remains."""
     folder = job.folder / "ext"
     folder.mkdir()
     command = [sys.executable, str(BUILDER), str(folder / "lock"), "watched"]
@@ -104,7 +104,7 @@ def killed_build(job: AttackedJob) -> None:
 
 
 def cut_install(job: AttackedJob, library: Path) -> None:
-    """The job's taskd was copied when the disk was full: one library ends early."""
+    """Give the job a copy of taskd that was made on a full disk: one library is cut short."""
     folder = job.folder / "install"
     shutil.copytree(Path(taskd.__file__).parent, folder / "taskd", ignore=shutil.ignore_patterns("__pycache__"))
     copied = next((folder / "taskd").rglob(library.name))
@@ -113,7 +113,7 @@ def cut_install(job: AttackedJob, library: Path) -> None:
 
 
 def passed_over(name: str, spoil: Callable[[Path, Path], None]) -> Attack:
-    """A checkpoint that no rank loads, and from which nothing is run."""
+    """Return an attack by a checkpoint that no rank loads, and whose code never runs."""
     return Attack(
         name, _WRITER, nothing_was_run, prepare=lambda job: checkpoint(job, spoil), manager=False,
         log=f"step-{_STEP} is passed over",

@@ -1,4 +1,4 @@
-"""What the same user does by mistake, and what the job's own code does: no defence, but no harm beyond itself."""
+"""Mistakes by the same user, and by the job's own code. There is no defence, but no harm beyond the job either."""
 
 import json
 import os
@@ -17,13 +17,13 @@ from tests.shim.armed import CORE, GATE
 _SAME, _OWN = "the same user", "the job's own code"
 SWEPT = "directory of this node's black boxes, was removed by somebody else"
 USUAL_MS = 5000
-"""More than a recovery takes on a busy machine, and less than any wait for what is not there."""
+"""Longer than a recovery on a busy machine, and shorter than any wait for a missing object."""
 _ESCAPES = "\x1b[2J\x1b]0;owned\x07\x9b31m\0"
 _SECOND = ("unshare", "--pid", "--fork", "--mount-proc", "--")
 
 
 def second_job(job: AttackedJob) -> None:
-    """Another job of this user begins and ends in a container that shares /dev/shm and the run directory."""
+    """Run another job of this user in a container that shares /dev/shm and the run directory."""
     before = shared_files(job)
     other = job.folder / "other"
     other.mkdir()
@@ -38,12 +38,12 @@ def second_job(job: AttackedJob) -> None:
 
 
 def shared_files(job: AttackedJob) -> set[str]:
-    """What the job's agent has in shared memory."""
+    """Return the files of the job's agent in shared memory."""
     return {str(path) for path in Path("/dev/shm").glob(f"taskd-{job.process.pid}-*/*")}
 
 
 def cut_files(job: AttackedJob) -> None:
-    """Boxes in shared memory are cut short under those who have them mapped."""
+    """Cut boxes in shared memory short while other processes have them mapped."""
     cut = 0
     for path in Path("/dev/shm").glob(f"taskd-{job.process.pid}-*/box-*"):
         os.truncate(path, 0)
@@ -52,7 +52,7 @@ def cut_files(job: AttackedJob) -> None:
 
 
 def cut_memory(job: AttackedJob, what: str) -> None:
-    """Each piece of memory of this name that the agent keeps is cut as far as the kernel lets it be, and filled up."""
+    """Cut each piece of the agent's memory with this name as far as the kernel allows, and fill it up."""
     job.wait(lambda: len(memory_of(job, what)) >= RANKS, f"memory of {what}")
     for path in memory_of(job, what):
         for cut in (partial(os.truncate, path, 0), partial(os.open, path, os.O_RDWR | os.O_TRUNC)):
@@ -64,14 +64,14 @@ def cut_memory(job: AttackedJob, what: str) -> None:
 
 
 def memory_of(job: AttackedJob, what: str) -> list[Path]:
-    """What torchrun holds of it that is not empty, as other processes find it."""
+    """Return the non-empty memory of that kind that torchrun holds, by its paths in /proc."""
     links = Path(f"/proc/{job.process.pid}/fd").iterdir()
     named = [link for link in links if os.path.lexists(link) and f"taskd-{what}-" in os.readlink(link)]
     return [link for link in named if link.stat().st_size]
 
 
 def sweep(job: AttackedJob, *folders: str) -> None:
-    """A cleaner empties the folders in which the agent, its manager and its ranks have files."""
+    """Empty the folders in which the agent, its manager and its ranks have files."""
     where = {"shm": shared_folders(job), "run": [job.run_dir], "tmp": [job.folder / "tmp"]}
     for folder in (found for name in folders for found in where[name]):
         assert folder.is_dir(), f"there was nothing to sweep at {folder}"
@@ -79,14 +79,14 @@ def sweep(job: AttackedJob, *folders: str) -> None:
 
 
 def shared_folders(job: AttackedJob) -> list[Path]:
-    """That of the job's agent in shared memory."""
+    """Return the folders of the job's agent in shared memory."""
     found = [*Path("/dev/shm").glob(f"taskd-{job.process.pid}-*")]
     assert found, "the agent has no folder in shared memory"
     return found
 
 
 def sweep_and_kill_twice(job: AttackedJob) -> None:
-    """The folder is swept before each of two recoveries: the second one needs what was made after the first sweep."""
+    """Sweep the folder before each of two recoveries. The second one needs files made after the first sweep."""
     for _ in range(2):
         sweep(job, "shm")
         took_ms = job.recovers_ms()
@@ -94,14 +94,14 @@ def sweep_and_kill_twice(job: AttackedJob) -> None:
 
 
 def own_temporary_folder(job: AttackedJob) -> None:
-    """The job has a folder of temporary files of its own."""
+    """Give the job a folder of its own for temporary files."""
     folder = job.folder / "tmp"
     folder.mkdir()
     job.env |= {"TMPDIR": str(folder)}
 
 
 def cut_the_core(job: AttackedJob) -> None:
-    """Another core takes the place of the installed one while the job runs: half of it."""
+    """Put half of a core in place of the installed one while the job runs."""
     (core,) = (job.folder / "install" / "taskd").rglob(CORE.name)
     half = core.with_name("half")
     half.write_bytes(core.read_bytes()[: core.stat().st_size // 2])
@@ -109,7 +109,7 @@ def cut_the_core(job: AttackedJob) -> None:
 
 
 def own_install(job: AttackedJob) -> None:
-    """The job's taskd is a copy, which users preload by its path."""
+    """Give the job a copy of taskd that users preload by its path."""
     folder = job.folder / "install"
     shutil.copytree(Path(taskd.__file__).parent, folder / "taskd", ignore=shutil.ignore_patterns("__pycache__"))
     (gate,) = (folder / "taskd").rglob(GATE.name)
@@ -117,12 +117,12 @@ def own_install(job: AttackedJob) -> None:
         "PYTHONPATH": f"{folder}:{PROGRAM.parents[2]}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LD_PRELOAD": str(gate),
-        "TASKD_STANDBY": "0",  # ranks that start cold are those that load it
+        "TASKD_STANDBY": "0",  # only ranks that start cold load it
     }
 
 
 def a_first_process_died(job: AttackedJob) -> None:
-    """The agent of a former container, which was process 1 there, has left its folder and a large file in it."""
+    """Leave a folder with a large file, as the dead agent of a former container does that was process 1 there."""
     left = Path("/dev/shm") / f"taskd-1-{job.folder.name}{os.getpid()}"
     left.mkdir(mode=0o700)
     (left / "copy-0-0-0").write_bytes(bytes(1 << 20))
@@ -131,12 +131,12 @@ def a_first_process_died(job: AttackedJob) -> None:
 
 
 def nothing_is_left(job: AttackedJob) -> None:
-    """This job's agent has removed it; what a living one of that name has, it has not."""
+    """Check that this job's agent has removed it. It does not remove the folder of a living process of that name."""
     assert not Path(job.found.pop("left")).exists(), "what a dead agent has left is still there"
 
 
 def damaged_records(job: AttackedJob) -> None:
-    """The folder of another job holds noise, pipes and escapes; `taskd blackbox` looks at all of them."""
+    """Fill the folder of another job with noise, pipes and escapes. `taskd blackbox` reads all of them."""
     other = job.run_dir / "other"
     (other / "faults").mkdir(parents=True)
     event = {"event": "diagnosis", "fault": 1, "sentence": _ESCAPES, "time": 1e400, "node_rank": _ESCAPES}
@@ -155,7 +155,7 @@ def damaged_records(job: AttackedJob) -> None:
 
 
 def show_environment(job: AttackedJob) -> None:
-    """What trackers of experiments publish: the environment of each rank has no secret."""
+    """Check that the environment of each rank, which trackers of experiments publish, has no secret."""
     for pid in job.pids.values():
         shown = Path(f"/proc/{pid}/environ").read_bytes()
         assert b"TASKD_AGENT_SOCKET" in shown
@@ -163,7 +163,7 @@ def show_environment(job: AttackedJob) -> None:
 
 
 def error(text: str) -> dict[str, str | None]:
-    """The rank fails with this text instead of being killed."""
+    """Let the rank fail with this text instead of being killed."""
     return {"ATTACK_ERROR": text.encode("utf-8", "surrogateescape").hex()}
 
 
@@ -172,7 +172,7 @@ def asks_cluster(text: str) -> dict[str, str | None]:
 
 
 def refused(name: str, variable: str, value: str) -> Attack:
-    """A setting that cannot be: torchrun ends before a rank starts, and says why once."""
+    """Return an attack by an invalid setting: torchrun ends before a rank starts, and reports the reason once."""
     return Attack(name, _SAME, nothing, env={variable: value}, manager=False, refused=True, log=f"{variable}: found")
 
 

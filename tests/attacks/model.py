@@ -1,11 +1,11 @@
-"""The model of the job that is attacked."""
+"""The model of the attacked job."""
 
 from typing import Final
 
 import torch
 
 MARK: Final = b"taskd: what no stranger may read"
-"""In the state of a job whose copies are attacked."""
+"""Part of the state of a job whose copies are attacked."""
 
 
 class Net(torch.nn.Module):
@@ -22,7 +22,7 @@ class Net(torch.nn.Module):
 
 
 def make() -> tuple[Net, torch.optim.Optimizer]:
-    """The model as training begins, and what updates it."""
+    """Return the model at the start of training, and its optimizer."""
     torch.manual_seed(5)
     net = Net()
     return net, torch.optim.SGD(net.parameters(), lr=0.05)

@@ -1,4 +1,4 @@
-"""Attacks over the network, and by other users of the machine: they know no secret and own no file of the job."""
+"""Attacks over the network and by other users of the machine, without a secret and without a file of the job."""
 
 import os
 import resource
@@ -23,14 +23,14 @@ from tests.launch import free_port
 
 _NETWORK, _OTHER = "the network", "another user"
 ELSEWHERE = "127.0.0.2"
-"""This machine by another address than the one that is meant: as the network reaches it."""
+"""Another address of this machine than the intended one, for access as from the network."""
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
 STRANGER = "refused a connection"
 STARVED = "no descriptor is left for another connection"
 
 
 def noise(job: AttackedJob) -> None:
-    """Other protocols at the manager's port."""
+    """Send other protocols to the manager's port."""
     for words in (
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x16\x03\x01" + bytes(200),
@@ -44,7 +44,7 @@ def noise(job: AttackedJob) -> None:
 
 
 def strangers(job: AttackedJob, secret: str | None) -> None:
-    """Somebody who speaks taskd's protocol without the job's secret."""
+    """Speak taskd's protocol without the job's secret."""
     peer = Insider(job.address, secret)
     with suppress(Exception):
         for _ in range(16):
@@ -54,7 +54,7 @@ def strangers(job: AttackedJob, secret: str | None) -> None:
 
 
 def write_to_stores(job: AttackedJob, host: str) -> None:
-    """Whatever can be guessed is written to each store that torchrun serves, by who reaches it at `host`."""
+    """Write all guessable keys to each store that torchrun serves, if it is reachable at `host`."""
     for port in job.ports():
         if not reachable(host, port):
             continue
@@ -68,7 +68,7 @@ def write_to_stores(job: AttackedJob, host: str) -> None:
 
 
 def taskds_store_is_not_there(job: AttackedJob) -> None:
-    """What taskd serves, store and manager, does not answer elsewhere; torchrun's own stores do, as without taskd."""
+    """Check that taskd's store and manager do not answer elsewhere. torchrun's own stores do, as without taskd."""
     write_to_stores(job, ELSEWHERE)
     ports = job.ports()
     hidden = [port for port in ports if not reachable(ELSEWHERE, port)]
@@ -76,12 +76,12 @@ def taskds_store_is_not_there(job: AttackedJob) -> None:
 
 
 def starve(job: AttackedJob) -> None:
-    """The manager has no descriptor left while strangers connect and give up; then it has some again."""
+    """Leave the manager no descriptor while strangers connect and give up; then give it some again."""
     assert job.manager is not None
     pid = job.manager.pid
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(number) for number in os.listdir(f"/proc/{pid}/fd")}
-    least_free = min(set(range(len(used) + 1)) - used)  # with less ZeroMQ could not even poll what it has
+    least_free = min(set(range(len(used) + 1)) - used)  # with less ZeroMQ could not even poll its present sockets
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (least_free, hard))
     for _ in range(10):
         socket.create_connection((job.address.host, job.address.port), 5.0).close()
@@ -93,14 +93,14 @@ def starve(job: AttackedJob) -> None:
 
 
 def strangers_are_heard(job: AttackedJob) -> None:
-    """The manager takes connections again: who holds the secret is answered."""
+    """Check that the manager accepts connections again: a peer with the secret gets an answer."""
     peer = Insider(job.address)
     peer.settle()
     peer.close()
 
 
 def empty_secret(job: AttackedJob) -> None:
-    """The file by which this user's processes know each other was emptied: no manager starts with what all know."""
+    """Empty the file by which this user's processes recognise each other. No manager starts with an empty one."""
     own = job.run_dir / f"own-{os.getuid()}"
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     (own / "loopback").write_bytes(b"")
@@ -115,7 +115,7 @@ def empty_secret(job: AttackedJob) -> None:
 
 
 def listen_first(job: AttackedJob, secret: str | None) -> None:
-    """A neighbour is at the manager's address before the manager, and tells everybody to stop."""
+    """Serve at the manager's address before the manager, and order every agent to stop."""
     over = threading.Event()
     neighbour = ManagerSocket(job.address, Security(secret.encode() if secret else None))
     stop = Directive(job_id="default", sequence=2**40, generation=1, order=Order.STOP, reason="go home")
@@ -144,7 +144,7 @@ def as_nobody(*words: object) -> "subprocess.CompletedProcess[str]":
 
 
 def look_around(job: AttackedJob) -> None:
-    """Another user reads, writes and connects to whatever there is."""
+    """Read, write and connect to everything as another user."""
     os.chmod(job.folder, 0o755)
     for folder in (job.run_dir, *Path("/dev/shm").glob("taskd-*")):
         assert as_nobody("ls", folder).returncode, f"{folder} was listed"
@@ -159,7 +159,7 @@ def look_around(job: AttackedJob) -> None:
 
 
 def made_first(job: AttackedJob) -> None:
-    """A neighbour makes the run directory, and puts a link into it that leads to a file of the user."""
+    """Make the run directory as a neighbour, with a link in it to a file of the user."""
     precious = job.folder / "precious"
     precious.write_text("the user's own")
     job.run_dir.mkdir(mode=0o777)
@@ -168,13 +168,13 @@ def made_first(job: AttackedJob) -> None:
 
 
 def untouched(job: AttackedJob) -> None:
-    """The neighbour's folder and what its link leads to are as they were."""
+    """Check that the neighbour's folder and the link's target are unchanged."""
     assert (job.folder / "precious").read_text() == "the user's own"
     assert os.listdir(job.run_dir) == ["default"]
 
 
 def link_elsewhere(job: AttackedJob) -> None:
-    """In the directory for temporary files a neighbour has made a link of our name, into the user's home."""
+    """Make a link of our name to the user's home in the directory for temporary files, as a neighbour."""
     home, shared = job.folder / "home", job.folder / "tmp"
     home.mkdir()
     shared.mkdir()
@@ -186,12 +186,12 @@ def link_elsewhere(job: AttackedJob) -> None:
 
 
 def home_untouched(job: AttackedJob) -> None:
-    """Nothing was written there."""
+    """Check that nothing was written there."""
     assert not os.listdir(job.folder / "home")
 
 
 def litter(job: AttackedJob) -> None:
-    """A neighbour fills /dev/shm with what looks like ours: links, pipes, folders of dead processes."""
+    """Fill /dev/shm with objects like ours, as a neighbour: links, pipes, folders of dead processes."""
     for number in range(40):
         name = f"/dev/shm/taskd-{4_000_000 + number}-{job.folder.name}"
         script = (f"mkdir {name}; mkfifo {name}/box-0-0", f"mkfifo {name}", f"ln -s {job.folder} {name}")[number % 3]
@@ -200,7 +200,7 @@ def litter(job: AttackedJob) -> None:
 
 
 def remove(path: Path) -> None:
-    """Whatever it is."""
+    """Remove a folder, a file or any other entry."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -208,7 +208,7 @@ def remove(path: Path) -> None:
 
 
 def nothing(job: AttackedJob) -> None:
-    """All was done before the job began."""
+    """Do nothing: everything was done before the job began."""
 
 
 OUTSIDERS = (

@@ -1,4 +1,4 @@
-"""Peers of a manager that say what they should not: with the job's secret, with another, with none."""
+"""Peers of a manager that send forbidden messages: with the job's secret, with another one, or with none."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -28,36 +28,36 @@ _AGAIN_MS = 500
 
 
 class Insider:
-    """A peer that knows the secret, and sends whatever it likes."""
+    """A peer that knows the secret, and sends anything."""
 
     def __init__(self, address: Address, secret: str | None = SECRET) -> None:
         self._context = zmq.Context()
         self._dealer = raw_dealer(address, self._context, secret.encode() if secret else None)
 
     def send(self, value: Any) -> None:
-        """A message by its fields."""
+        """Send a message by its fields."""
         self.send_frame(codec.MAGIC + bytes([codec.WIRE_VERSION]) + msgspec.msgpack.encode(value))
 
     def send_frame(self, frame: bytes) -> None:
-        """Any bytes."""
+        """Send any bytes."""
         self._dealer.send(frame)
 
     def frame(self) -> bytes:
-        """The next frame that the manager sends."""
+        """Return the next frame that the manager sends."""
         assert self._dealer.poll(int(1000 * _LIMIT_S)), "the manager says nothing"
         return self._dealer.recv()
 
     def heard(self, seconds: float) -> list[object]:
-        """All that the manager has said, until it says nothing for so long."""
+        """Return all messages of the manager, until it sends nothing for `seconds`."""
         found: list[object] = []
         while self._dealer.poll(int(1000 * seconds)):
             found.append(codec.decode_from_manager(self._dealer.recv()))
         return found
 
     def settle(self) -> None:
-        """Wait until the manager has taken all that was sent before: it answers a question that comes after it.
+        """Wait until the manager has processed all earlier messages: it answers a later request.
 
-        The question is asked again while its answers to all that have filled the queue.
+        The request is repeated while the answers to the earlier messages fill the queue.
         """
         end_s = time.monotonic() + _LIMIT_S
         while time.monotonic() < end_s:
@@ -72,13 +72,13 @@ class Insider:
         raise AssertionError("the manager does not answer any more")
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._context.destroy(linger=0)
 
 
 @contextmanager
 def insider(job: AttackedJob, secret: str | None = SECRET) -> Iterator[Insider]:
-    """Somebody on a node of the job."""
+    """Yield a peer on a node of the job."""
     peer = Insider(job.address, secret)
     try:
         yield peer
@@ -87,7 +87,7 @@ def insider(job: AttackedJob, secret: str | None = SECRET) -> Iterator[Insider]:
 
 
 def says(job: AttackedJob, values: Iterable[Any]) -> None:
-    """A peer with the secret sends these messages, and the manager takes them."""
+    """Send these messages from a peer with the secret, and wait until the manager has processed them."""
     with insider(job) as peer:
         for value in values:
             peer.send(value)

@@ -1,7 +1,7 @@
-"""The training that is attacked: real data, DDP, and one process killed after the attack.
+"""The attacked training: real data, DDP, and one process that is killed after the attack.
 
-argv: folder, rank to be killed (-1: none). After `BEFORE` steps the ranks go round without learning anything until the
-file `struck` is there, so that however long an attack takes, the weights are those of an undisturbed run.
+argv: folder, rank to be killed (-1: none). After `BEFORE` steps the ranks repeat without learning anything until the
+file `struck` is there. So the weights are those of an undisturbed run, however long an attack takes.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ FOLDER, VICTIM = Path(sys.argv[1]), int(sys.argv[2])
 
 
 def main() -> None:
-    """Train, and leave the digest of the weights."""
+    """Train, and write the digest of the weights."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     net, optimizer = make()
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def build(extension: Path) -> None:
-    """Load an extension, as torch does it but for the compiler."""
+    """Load an extension as torch does, but without the compiler."""
     from torch.utils.file_baton import FileBaton
 
     baton = FileBaton(str(extension.with_name("lock")))
@@ -76,7 +76,7 @@ def build(extension: Path) -> None:
 
 
 def die_once(rank: int, learnt: int) -> None:
-    """Be killed, as by the kernel's OOM killer; or fail, with the text that the attack has chosen."""
+    """Be killed, as by the kernel's OOM killer, or fail with the text of the attack."""
     mark, text = FOLDER / "killed", os.environ.get("ATTACK_ERROR")
     if (rank, learnt) != (VICTIM, KILLED_AT) or mark.exists():
         return

@@ -1,4 +1,4 @@
-"""Who opens connections to the manager and never says anything: what that costs a recovery, and an agent that comes."""
+"""Silent connections to the manager: their cost for a recovery, and for an agent that connects."""
 
 import json
 import statistics
@@ -10,13 +10,13 @@ from tests.attacks.job import AttackedJob
 
 HELD, PER_SECOND, KILLS = 2500, 250, 5
 MOST_TIMES = 2.0
-"""A recovery among them takes at most so many times as long as one without."""
+"""Limit of a recovery among silent connections, as a multiple of one without."""
 SILENT = "connections that say nothing were closed"
 FLOODER = Path(__file__).with_name("flooder.py")
 
 
 def flood(job: AttackedJob) -> None:
-    """From now until the job has ended; returns when they are held, and the manager has told of them."""
+    """Flood the manager until the job ends. Return when all connections are held and the manager has reported them."""
     words = (job.address.host, job.address.port, HELD, PER_SECOND)
     process = subprocess.Popen([sys.executable, FLOODER, *map(str, words)], stdout=subprocess.PIPE, text=True)
 
@@ -32,14 +32,14 @@ def flood(job: AttackedJob) -> None:
 
 
 def await_told(job: AttackedJob) -> None:
-    """Until the manager has warned of them: some have had their time by then."""
+    """Wait until the manager has warned of silent connections. Some of them have reached their age limit by then."""
     assert job.manager is not None
     manager = job.manager
     job.wait(lambda: SILENT in job.launcher.output(manager), "a line of the manager")
 
 
 def recover_among_silent_ones(job: AttackedJob) -> None:
-    """A rank is killed some times before they come, and as often while they are there."""
+    """Kill a rank some times before the flood, and as often during it."""
     job.recovers_ms()  # the first one is slower
     calm = sorted(job.recovers_ms() for _ in range(KILLS))
     flood(job)
@@ -50,7 +50,7 @@ def recover_among_silent_ones(job: AttackedJob) -> None:
 
 
 def start_anew_among_silent_ones(job: AttackedJob) -> None:
-    """The manager is killed while they are there: its successor must hear the agent, which comes anew as they do."""
+    """Kill the manager during the flood. Its successor must serve the agent, which reconnects as the silent ones do."""
     flood(job)
     assert job.manager is not None
     known = len(job.named("processes"))

@@ -1,8 +1,8 @@
 """Another user at a name of a rank's agent: `squatter.py NAME FOLDER WAY SETUP`. Knows torch's variables, and no key.
 
-It answers whoever comes: at once as taskd once did, and as a handshake, by noise. WAY is what it tells: `variables` of
-a rank, whose position file is its own, or a `socket` at which it makes who comes into such a rank. SETUP is the file
-behind that position, in hexadecimal digits. It prints what it was told.
+It answers every caller twice: at once, as taskd once did, and with noise in answer to the handshake. WAY is the first
+answer: `variables` of a rank whose position file is the squatter's own, or a `socket` that makes its caller such a
+rank. SETUP is the content of the file behind that position, in hexadecimal digits. It prints the bytes it receives.
 """
 
 import json
@@ -14,7 +14,7 @@ import sys
 
 
 def packed(value: object) -> bytes:
-    """Msgpack of maps and lists of short texts: its own, as it has no package of the user's."""
+    """Return msgpack of maps and lists of short texts. It is written out here, for lack of the user's packages."""
     if isinstance(value, dict):
         pairs = b"".join(packed(key) + packed(item) for key, item in value.items())
         return b"\xde" + struct.pack(">H", len(value)) + pairs

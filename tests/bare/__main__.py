@@ -23,11 +23,11 @@ from tests.launch import end_as_by_an_error
 ENVIRONMENTS = (*WHEELS, *GATES, *JOBS_BARE, *JOBS_CONTAINED)
 _AT_ONCE = 2
 _SHOWN = 300
-"""Characters of each text that says what is wrong."""
+"""Largest length of a printed defect, in characters."""
 
 
 def main() -> int:
-    """0 if taskd is at least as good as stock torchrun in every environment."""
+    """Play the environments. Return 0 if taskd is at least as good as stock torchrun in each of them."""
     parser = argparse.ArgumentParser(prog="scripts/bare.sh", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each environment, and one for all")
     parser.add_argument(
@@ -69,13 +69,13 @@ def main() -> int:
 
 
 def choose(names: list[str]) -> list[Environment]:
-    """Return the environments of these names; for a name that none has, those with it in their names."""
+    """Return the environments of these names. A name without an exact match selects all that contain it."""
     exact = {one.name for one in ENVIRONMENTS}
     return [one for one in ENVIRONMENTS if any(one.name == n or (n not in exact and n in one.name) for n in names)]
 
 
 def play_all(chosen: list[Environment], stage: Stage, *, at_once: int, as_json: bool) -> list[str]:
-    """Play environments, some at once, and print each in its turn; the names of those that failed."""
+    """Play environments, some at once, and print them in order. Return the names of those that failed."""
     failed = []
     with ThreadPoolExecutor(at_once) as pool:
         plays = [pool.submit(_play, one, stage, stage.root / f"{number:02d}") for number, one in enumerate(chosen)]
@@ -93,7 +93,7 @@ def play_all(chosen: list[Environment], stage: Stage, *, at_once: int, as_json: 
 
 
 def _play(one: Environment, stage: Stage, folder: Path) -> dict[str, Any]:
-    """Play an environment; a machine that cannot make it has failed it."""
+    """Play an environment. If this machine cannot make it, it has failed."""
     folder.mkdir()
     begun_s = time.monotonic()
     try:
@@ -117,7 +117,7 @@ def _play(one: Environment, stage: Stage, folder: Path) -> dict[str, Any]:
 
 
 def _shrink(root: Path) -> None:
-    """Keep what was printed and recorded, and not the installations."""
+    """Keep outputs and records, and delete the installations."""
     for path in root.iterdir():
         if not path.name.isdigit():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

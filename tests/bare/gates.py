@@ -2,8 +2,8 @@
 
 Rules:
 
-1. Each program runs with `--version` in namespaces of its own: twice without the library and once with it. What differs
-   between the two runs without it is not compared.
+1. Each program runs with `--version` in namespaces of its own: twice without the library and once with it. Programs
+   that differ between the two runs without it are not compared.
 2. The variables are those of README: TASKD_PROCESS_ENABLE is on.
 """
 
@@ -33,7 +33,7 @@ class Image:
     at_least: int
 
     def play(self, stage: Stage, folder: Path) -> Found:
-        """Run them there, with the library and without."""
+        """Run the programs in the image, with the library and without."""
         root = stage.rootfs(self.suite)
         gate = stage.taskd.gate
         shell = f"""
@@ -52,7 +52,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Programs:
-    """Programs of this machine. `make` builds further ones in a folder; `user`: whose they run as."""
+    """Programs of this machine. `make` builds further ones in a folder. `user`: the user that runs them."""
 
     names: str = ""
     source: str = ""
@@ -62,7 +62,7 @@ class Programs:
     user: int = 0
 
     def play(self, stage: Stage, folder: Path) -> Found:
-        """Run them with the library and without."""
+        """Run the programs with the library and without."""
         folder.chmod(0o777)
         names = self.names
         if self.compiler:
@@ -72,7 +72,7 @@ class Programs:
                 [compiler, *self.options, "-o", folder / "program", folder / "program.c"], check=True, timeout=60
             )
             names += f" {folder / 'program'}"
-        gate = folder / "libtaskd.so"  # where every user may read it
+        gate = folder / "libtaskd.so"  # every user may read it there
         gate.write_bytes(stage.taskd.gate.read_bytes())
         gate.chmod(0o755)
         (folder / "each.sh").write_bytes(_EACH.read_bytes())
@@ -100,7 +100,7 @@ def _played(command: list[str], folder: Path, names: str) -> list[dict[str, str]
 
 
 def _entries(text: bytes) -> Iterator[dict[str, str]]:
-    """Read what each.sh has found: a program's name, then status and output of three runs; each ends with a zero."""
+    """Read the result of each.sh: a program's name, then status and output of three runs, each ended by a zero byte."""
     words = text.decode(errors="replace").split("\0")
     for start in range(0, len(words) - 4, 4):
         name, *runs = words[start : start + 4]
@@ -108,7 +108,7 @@ def _entries(text: bytes) -> Iterator[dict[str, str]]:
 
 
 def compared(entries: list[dict[str, str]], at_least: int) -> Found:
-    """Return the programs that run otherwise under the library; fewer programs than expected are wrong, too."""
+    """Return the programs that run otherwise under the library. Fewer programs than expected are a defect, too."""
     different = [one for one in entries if one["with"] != one["without"] and one["without"] == one["again"]]
     wrong = [f"{len(different)} of {len(entries)} programs run otherwise"] if different else []
     wrong += [f"{one['name']}: {_first_difference(one)}" for one in different[:3]]

@@ -5,7 +5,7 @@ Rules:
 1. Files of third parties are linked from this interpreter's environment; nothing is downloaded. torchrun's own files
    are copied: `taskd patch` or a sed line changes them, and a link would change them for every environment. That line
    is left out of the copy: `scripts/demo.sh` has added it to the torch of this environment.
-2. The wheel is built from a copy of what git knows of this checkout, and pip installs it.
+2. The wheel is built from a copy of the files that git lists for this checkout, and pip installs it.
 """
 
 import os
@@ -29,7 +29,7 @@ _LIMIT_S = 300
 
 
 class InstallationError(Exception):
-    """The wheel or an installation cannot be made; the text has the tool's own words."""
+    """The wheel or an installation cannot be made. The text is the tool's own output."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Installation:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """The environment's interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def site_packages(self) -> Path:
-        """Where its packages are."""
+        """Folder of its packages."""
         return next(self.folder.glob("lib/python*/site-packages"))
 
     @property
@@ -77,7 +77,7 @@ def build_wheel(folder: Path) -> Path:
 
 
 def make_installation(folder: Path, packages: Iterable[str], wheel: Path | None = None) -> Installation:
-    """Make a virtual environment with `packages` and all that they need, and the wheel with all that it needs."""
+    """Make a virtual environment with `packages` and all their dependencies, and the wheel with all of its own."""
     venv.create(folder, symlinks=True, with_pip=False)
     made = Installation(folder)
     wanted = _closure([*packages, *(_needs("taskd") if wheel else [])])
@@ -99,7 +99,7 @@ def install_wheel(made: Installation, wheel: Path, *options: str) -> None:
 
 
 def _closure(names: Iterable[str]) -> set[str]:
-    """Return these distributions and all that they require here."""
+    """Return these distributions and everything that they require here."""
     found = set[str]()
     open_names: list[str] = [canonicalize_name(name) for name in names]
     while open_names:

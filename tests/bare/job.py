@@ -3,8 +3,8 @@
 Rules:
 
 1. A job's commands are those of our pages, in a clean environment of variables.
-2. A snippet of bash makes the environment, in the namespaces that it asks for; then the command starts. The snippet
-   finds the words of `_words` as variables.
+2. A snippet of bash makes the environment, in the namespaces that it requires; then the command starts. The snippet
+   gets the entries of `_words` as variables.
 3. Ranks report by files in the job's folder, which every environment shares with this process.
 """
 
@@ -38,19 +38,19 @@ ORPHAN_S = 5.0
 _LOOK_S = 0.02
 _IDLE_S = 0.5
 _TEMPLATE = "taskd.python.template"
-"""In the command line of the template, and of each standby that it forks."""
+"""Part of the command line of the template, and of each standby that it forks."""
 _COLD = re.compile(r"cold starts? only|no warm")
-"""How taskd reports that there will be no standby."""
+"""taskd's report that there will be no standby."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 TORCHRUN = ("torchrun",)
 MODULE = ("python", "-m", "torch.distributed.run")
 BESIDE, TARGET, TWICE = "beside", "target", "twice"
-"""Where the wheel is: beside torch, in a folder that only PYTHONPATH names, or in both."""
+"""Location of the wheel: beside torch, in a folder that only PYTHONPATH names, or in both."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how a job runs.
+    """Surroundings and command of a job.
 
     In `env` and `options` {port} stands for a free port, {job} for the job's folder, {host} for this machine's name.
     """
@@ -61,13 +61,13 @@ class Place:
     options: tuple[str, ...] = ()
     torchrun: tuple[str, ...] = TORCHRUN
     by_taskd: tuple[str, ...] = ()
-    """The command in place of `torchrun` with taskd, if it is another."""
+    """Command in place of `torchrun` with taskd, if it is another."""
     installed: str = BESIDE
     rootfs: Suite | None = None
     memory_bytes: int = 0
-    """Limit of the memory of all processes together; 0: none."""
+    """Limit of the memory of all processes together, in bytes; 0: none."""
     during: Callable[[Path], None] | None = None
-    """Something that happens to the job's folder while all ranks wait."""
+    """Event in the job's folder while all ranks wait."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Job:
     wanted: Wanted = field(default_factory=Wanted)
 
     def play(self, stage: Stage, folder: Path) -> Found:
-        """Run the job twice; what is worse with taskd, and facts for the line of JSON."""
+        """Run the job twice. Return the respects in which taskd is worse, and facts for the line of JSON."""
         place, wanted = self.place, self.wanted
         taskd = stage.stock if place.installed == TARGET else stage.taskd
         target = stage.target.folder if place.installed in (TARGET, TWICE) else None
@@ -151,7 +151,7 @@ def run(
         process = launcher.start(container(place.unshare, place.shell, command), env={**nothing, **env}, cwd=job)
 
         def console() -> str:
-            """All that was printed so far, alike for both installations."""
+            """Return the output so far, in the same words for both installations."""
             return launcher.output(process).replace(str(folder), "{folder}").replace(str(made.folder), "{venv}")
 
         try:
@@ -176,12 +176,12 @@ def container(unshare: tuple[str, ...], shell: str, command: list[str]) -> list[
 
 
 def _memory(size_bytes: int, name: str) -> AbstractContextManager[Path]:
-    """A cgroup that may use so much; the file that takes a pid in."""
+    """Yield the file through which a pid enters a cgroup with this limit of memory."""
     return cgroups.small(f"bare-{name[:8]}", size_bytes) if size_bytes else nullcontext(Path(os.devnull))
 
 
 def _words(made: Installation, folder: Path, root: Path | None) -> dict[str, str]:
-    """Variables for snippets."""
+    """Return the variables for snippets."""
     return {
         "BARE_ROOT": str(root or "/"),
         "BARE_GATE": str(made.gate),
@@ -195,7 +195,7 @@ def _words(made: Installation, folder: Path, root: Path | None) -> dict[str, str
 
 
 def _closed(path: Path) -> str:
-    """Return the topmost folder on the way that other users may not enter; "" if they may enter all."""
+    """Return the topmost folder on the path that other users may not enter; "" if they may enter all."""
     return next((str(one) for one in [*reversed(path.parents), path] if not one.stat().st_mode & 0o001), "")
 
 
@@ -210,7 +210,7 @@ def _watch(
     mark: str,
     kills: bool,
 ) -> None:
-    """Follow the job to its end or its limit, and give the ranks their order when they and a standby wait for it."""
+    """Follow the job to its end or its limit. Give the ranks their order when they and a standby wait for it."""
     end_s = time.monotonic() + limit_s
     started = ordered = False
     standby = _Standby(mark, limit_s / 2)
@@ -231,7 +231,7 @@ def _watch(
 
 
 class _Standby:
-    """Whether a warm process waits, seen from outside: it is there, and has stopped to work. Not for ever."""
+    """Detects from outside, up to a limit, that a standby waits: it exists, and has used no more processor time."""
 
     def __init__(self, mark: str, limit_s: float) -> None:
         self._mark = mark
@@ -240,7 +240,7 @@ class _Standby:
         self._since_s = 0.0
 
     def is_ready(self, console: str) -> bool:
-        """Whether it is, or none is to be expected."""
+        """Return whether a standby is ready, or none is to be expected."""
         now_s = time.monotonic()
         if now_s > self._end_s or _COLD.search(console) or not claims_protection(console):
             return True
@@ -251,7 +251,7 @@ class _Standby:
 
 
 def _worked(pid: int) -> str:
-    """Return the processor time of a process, as the kernel writes it."""
+    """Return the processor time of a process, in the kernel's own format."""
     try:
         return " ".join(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13])
     except OSError:
@@ -259,7 +259,7 @@ def _worked(pid: int) -> str:
 
 
 def _read(outcome: Outcome, job: Path, folder: Path) -> None:
-    """Collect what the ranks have reported."""
+    """Collect the reports of the ranks."""
     outcome.started = [
         (int(name[1]), int(name[2])) for name in (path.name.split("-") for path in job.glob("started-*"))
     ]

@@ -19,24 +19,24 @@ UNPROTECTED = re.compile(
     r"|leaves (it|this job|the job) to torchrun|torchrun is left as|leaves torch(run)? as"
     r"|as (under |with )?(stock|plain) torchrun|without protection|not protected|unprotected"
 )
-"""How taskd reports that it does not protect a job."""
+"""taskd's report that it does not protect a job."""
 _CALM, _KILLED, _HANGS = (2.0, 10.0), (3.0, 25.0), (3.0, 40.0)
-"""How long a job may take: so many times stock torchrun's time on the same, perhaps busy machine, and some seconds."""
+"""Limits of a job's time: a multiple of stock torchrun's time on the same, perhaps busy machine, and some seconds."""
 _OF_TORCH = re.compile(r"^(\[rank\d+\]:)?\[?[WEID]\d{4} |^rank \d+ is done$|^\*+$|^$|^\[Gloo\] ")
 _LINES_IF_PROTECTED = 2
 
 
 @dataclass
 class Outcome:
-    """What a user sees of one job. `status` is None where it had not ended at its limit."""
+    """A user's view of one job. `status` is None if it had not ended at its limit."""
 
     status: int | None = None
     seconds: float = 0.0
     console: str = ""
     before_start: str = ""
-    """The console when the script began in the first rank."""
+    """Console when the script began in the first rank."""
     before_order: str = ""
-    """The console when all ranks waited for their order."""
+    """Console when all ranks waited for their order."""
     started: list[tuple[int, int]] = field(default_factory=list)
     """Rank and PID of each start of the script."""
     results: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -45,28 +45,28 @@ class Outcome:
     died: bool = False
     orphans: list[str] = field(default_factory=list)
     leftovers: list[str] = field(default_factory=list)
-    """What lies in the shared memory of the job's own container after its end."""
+    """Files in the shared memory of the job's own container after its end."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an environment asks of taskd beyond stock torchrun's behaviour."""
+    """An environment's requirements of taskd beyond stock torchrun's behaviour."""
 
     protected: bool = True
-    """Whether taskd has to protect the job there. Where it need not, it may refuse or leave the job to torchrun."""
+    """True if taskd has to protect the job there. Otherwise it may refuse it or leave it to torchrun."""
     explains: str = ""
-    """A regular expression that the console has to match."""
+    """Regular expression that the console has to match."""
     off: bool = False
-    """taskd is switched off: the console has nothing of it."""
+    """True if taskd is switched off: it prints nothing on the console."""
 
 
 def claims_protection(console: str) -> bool:
-    """Return whether taskd printed nothing that says it does not protect the job."""
+    """Return whether taskd printed no refusal to protect the job."""
     return not UNPROTECTED.search(console)
 
 
 def limit_s(stock: Outcome) -> float:
-    """Return how long the job with taskd may take before it counts as hanging."""
+    """Return the time after which the job with taskd counts as hanging, in seconds."""
     return _allowed_s(stock, _HANGS)
 
 
@@ -78,7 +78,7 @@ def added_lines(console: str, stock: str) -> list[str]:
 
 
 def judge(stock: Outcome, taskd: Outcome, wanted: Wanted) -> list[str]:
-    """Return what is worse with taskd, one text for each; nothing if the environment is as it should be."""
+    """Return the respects in which taskd is worse, one text for each; an empty list if there are none."""
     if stock.status != 0:
         return [f"plain torchrun does not run here (status {stock.status}): {_last_line(stock.console)}"]
     if not taskd.started and taskd.status is not None:
@@ -142,7 +142,7 @@ def _differ(name: str, stock: Any, taskd: Any) -> str:
 
 
 def _judge_recovery(stock: Outcome, taskd: Outcome) -> list[str]:
-    """The job claimed protection, so rank 1 was killed."""
+    """Judge a job that claimed protection: rank 1 was killed."""
     wrong = []
     if not taskd.died:
         wrong.append("rank 1 was not killed")
@@ -170,7 +170,7 @@ def _judge_unprotected(stock: Outcome, taskd: Outcome, wanted: Wanted) -> list[s
 
 
 def _printed(stock: Outcome, taskd: Outcome) -> list[str]:
-    """Tracebacks that stock torchrun does not print."""
+    """Return a defect if there is a traceback that stock torchrun does not print."""
     lines = added_lines(taskd.console, stock.console)
     if not any(line.startswith("Traceback (most recent call last)") for line in lines):
         return []

@@ -1,6 +1,6 @@
-"""An environment of this machine's packages without numpy and without what needs numpy. It costs no download.
+"""An environment of this machine's packages without numpy and without all packages that need it. It costs no download.
 
-torch asks for numpy in C, so hiding the module from Python's imports would not show what a machine without it does.
+torch loads numpy in C. So a hidden module in Python's imports would not show the behaviour of a machine without numpy.
 """
 
 import re
@@ -14,7 +14,7 @@ SITE = Path(sys.prefix) / "lib" / f"python{sys.version_info.major}.{sys.version_
 
 
 def make_environment(folder: Path) -> Path:
-    """Make it in `folder`, of links to this environment's packages; return its Python."""
+    """Make the environment in `folder`, of links to this environment's packages. Return its Python."""
     venv.EnvBuilder(symlinks=True).create(folder)
     left_out = _names_of(_need_numpy())
     target = folder / SITE.relative_to(sys.prefix)
@@ -25,7 +25,7 @@ def make_environment(folder: Path) -> Path:
 
 
 def _need_numpy() -> list[Distribution]:
-    """Numpy itself, and whatever requires it, directly or not."""
+    """Return numpy itself, and all distributions that require it, directly or not."""
     found = {_plain(one.metadata["Name"]): one for one in distributions(path=[str(SITE)])}
     needs = {
         name: {_plain(need) for need in one.requires or () if "extra ==" not in need} for name, one in found.items()
@@ -37,12 +37,12 @@ def _need_numpy() -> list[Distribution]:
 
 
 def _names_of(chosen: Iterable[Distribution]) -> set[str]:
-    """The names in site-packages that these have brought."""
+    """Return the names in site-packages that these distributions have installed."""
     return {file.parts[0] for one in chosen for file in one.files or () if file.parts[0] != ".."}
 
 
 def _plain(requirement: str) -> str:
-    """The name that a requirement begins with, as the index spells it."""
+    """Return the name at the start of a requirement, in the index's spelling."""
     match = re.match(r"[\w.-]+", requirement)
     assert match is not None, requirement
     return re.sub(r"[-_.]+", "-", match[0]).lower()

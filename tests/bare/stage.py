@@ -1,10 +1,10 @@
-"""What environments are made of: the wheel, the installations, and root file systems of other distributions.
+"""The parts of environments: the wheel, the installations, and root file systems of other distributions.
 
 Rules:
 
-1. Each is made once, when it is first needed, whichever thread needs it.
-2. Root file systems stay in a cache for later runs. debootstrap fills a draft, which is renamed when it is whole.
-3. A package that this machine lacks is installed by apt-get. `UnavailableError` has apt-get's own words.
+1. Each is made once, when the first thread needs it.
+2. Root file systems stay in a cache for later runs. debootstrap fills a draft, which is renamed when it is complete.
+3. A package that this machine lacks is installed by apt-get. The text of `UnavailableError` is apt-get's own output.
 """
 
 import fcntl
@@ -24,17 +24,17 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "task
 MIRROR = "http://deb.debian.org/debian"
 _LIMIT_S = 900
 Found = tuple[list[str], dict[str, Any]]
-"""What is wrong, and facts for the line of JSON."""
+"""Defects, and facts for the line of JSON."""
 T = TypeVar("T")
 
 
 class UnavailableError(Exception):
-    """This machine cannot make the environment; the text says why."""
+    """This machine cannot make the environment. The text gives the reason."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """A release of Debian, and the packages that it gets beyond the smallest set."""
+    """A release of Debian, and its packages beyond the smallest set."""
 
     name: str
     packages: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ DEBIAN_11, DEBIAN_12 = Suite("bullseye"), Suite("bookworm", ("python3",))
 
 
 class Trial(Protocol):
-    """What is tried in an environment."""
+    """A test that is tried in an environment."""
 
     def play(self, stage: "Stage", folder: Path) -> Found:
         """Try it, with all files in `folder`."""
@@ -53,7 +53,7 @@ class Trial(Protocol):
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment. `item`: the item of the issue that asks for it."""
+    """An environment. `item`: the item of the issue that requires it."""
 
     name: str
     item: str
@@ -62,7 +62,7 @@ class Environment:
 
 
 class Stage:
-    """All that environments are made of, below `root`. `extra`: packages beside torch, to tell causes apart."""
+    """All parts of environments, below `root`. `extra`: packages beside torch, to separate causes."""
 
     def __init__(self, root: Path, extra: Sequence[str] = ()) -> None:
         self.root = root
@@ -110,11 +110,11 @@ class Stage:
         return self._once("target", make)
 
     def rootfs(self, suite: Suite) -> Path:
-        """A root file system of its own distribution."""
+        """Return a root file system of its own distribution."""
         return self._once(f"rootfs-{suite.name}", lambda: _rootfs(suite))
 
     def tool(self, program: str, package: str) -> str:
-        """A program of this machine, which apt-get installs if it is missing."""
+        """Return a program of this machine. apt-get installs it if it is missing."""
         return self._once(f"tool-{program}", lambda: _tool(program, package))
 
     def _folder(self, name: str) -> Path:
@@ -151,7 +151,7 @@ def _tool(program: str, package: str) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Keep other runs of this script out."""
+    """Hold a lock that keeps other runs of this script out."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""What is judged worse than plain torchrun, and what is as good."""
+"""The judge: results that count as worse than plain torchrun, and results that count as equal."""
 
 import dataclasses
 import os

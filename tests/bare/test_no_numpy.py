@@ -1,4 +1,4 @@
-"""Where numpy is not installed everything of taskd's works: `pip install` of its wheel and of torch brings none.
+"""All of taskd works without numpy, which `pip install` of its wheel and of torch does not install.
 
 The jobs run in an environment of links to this one's packages, without numpy (`numpyless.py`).
 """
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("programs") / "trains.py"
 RANKS, STEPS = 2, 8
 NEEDS_NUMPY = re.compile(r"\.numpy\(|from_numpy|\b(dist|c10d)\.\w*object\w*\(")
-"""Calls of torch's that need numpy, its collectives of objects among them."""
+"""Calls of torch's that need numpy, including its collectives of objects."""
 ALLOWED = re.compile(r'_get_object_coll_device\(|"from_numpy"')
 """A function of torch's that needs no numpy, and a name in a table."""
 WITHOUT = "Failed to initialize NumPy"
@@ -32,13 +32,13 @@ WITHOUT = "Failed to initialize NumPy"
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The Python of an environment without numpy."""
+    """Return the Python of an environment without numpy."""
     return str(make_environment(tmp_path_factory.mktemp("numpyless")))
 
 
 @pytest.fixture
 def start(python: str, make_job: Callable[[int], Job]) -> Callable[..., Job]:
-    """Starts the program with a plan."""
+    """Return a function that starts the program with a plan."""
 
     def begin(plan: dict[str, Any], env: dict[str, str | None] | None = None) -> Job:
         job = make_job(RANKS)
@@ -57,7 +57,7 @@ def start(python: str, make_job: Callable[[int], Job]) -> Callable[..., Job]:
     ],
 )
 def test_a_killed_rank_is_recovered_in_place(start: Callable[..., Job], kind: str, state: dict[str, Any]) -> None:
-    """Its state comes from its replica, or from a copy. Nobody warns more often than under plain torchrun."""
+    """Its state comes from its replica, or from a copy. No process warns more often than under plain torchrun."""
     plan = {"kind": kind, "state": state}
     job = start({**plan, "points": [point("victim", 1, 5, "forward"), point("last", 0, 8, "begin")]})
     job.warm()

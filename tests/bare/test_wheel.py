@@ -1,4 +1,4 @@
-"""The wheel as a user builds it: what its name promises, its libraries keep."""
+"""The wheel as a user builds it: its libraries keep the promise of its name."""
 
 import shutil
 import subprocess

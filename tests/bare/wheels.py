@@ -24,7 +24,7 @@ class Check:
     check: Callable[[Stage, Path], Found]
 
     def play(self, stage: Stage, folder: Path) -> Found:
-        """Call it."""
+        """Call the function."""
         return self.check(stage, folder)
 
 
@@ -43,7 +43,7 @@ def _call(made: Installation, *command: str, folder: Path, **env: str) -> "subpr
 
 
 def _check_tag(stage: Stage, folder: Path) -> Found:
-    """The tag names a glibc that every library in the wheel is content with, and no later one than torch's wheel."""
+    """Check that the tag's glibc suits every library in the wheel, and is no later than that of torch's wheel."""
     tag = re.search(r"manylinux_2_(\d+)_", stage.wheel.name)
     with zipfile.ZipFile(stage.wheel) as wheel:
         wheel.extractall(folder)
@@ -87,7 +87,7 @@ def _check_without_torch(stage: Stage, folder: Path) -> Found:
 
 
 def _check_patch(stage: Stage, folder: Path) -> Found:
-    """`taskd patch` applies README's line to torchrun, reports it, and reverts it to the byte."""
+    """Check that `taskd patch` applies README's line to torchrun, reports it, and reverts it to the byte."""
     made = make_installation(folder / "venv", ["torch"], stage.wheel)
     run_py = made.site_packages / "torch/distributed/run.py"
     before = run_py.read_bytes()
@@ -105,7 +105,7 @@ def _check_patch(stage: Stage, folder: Path) -> Found:
 
 
 def _check_doctor(stage: Stage, folder: Path) -> Found:
-    """doctor reports the minimum of kernel and glibc, and MASTER_ADDR, and finds a bare installation healthy."""
+    """Check that doctor reports MASTER_ADDR and the least kernel and glibc, and finds a bare installation healthy."""
     done = _call(stage.taskd, "taskd", "doctor", folder=folder, MASTER_ADDR="127.0.0.1")
     text = done.stdout + done.stderr
     wrong = [
@@ -119,7 +119,7 @@ def _check_doctor(stage: Stage, folder: Path) -> Found:
 
 
 def _check_warnings(stage: Stage, folder: Path) -> Found:
-    """A script's warnings name the same lines as under stock torchrun, as often."""
+    """Check that a script's warnings name the same lines as under stock torchrun, as often."""
     script = folder / "warn.py"
     script.write_bytes((PROGRAMS / "warn.py").read_bytes())
     seen = []

@@ -1,4 +1,4 @@
-"""Every benchmark runs to its end and prints what the issue promises, in small. Its figures are not judged here."""
+"""Every benchmark runs to its end in small, and prints the figures that the issue promises. These are not judged."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The benchmark of a lost node: its command line, and how its ranks' logs are read."""
+"""The benchmark of a lost node: its command line, and the reading of its ranks' logs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The background of a job is what its rank does beside training, and nothing of any other process."""
+"""The background load of a job is its rank's work beside training, and that of no other process."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ input()
 
 @contextmanager
 def busy(inside: str) -> Iterator[int]:
-    """A process of which one thread has used 0.3 s of a processor."""
+    """Yield a process of which one thread has used 0.3 s of a processor."""
     program = [sys.executable, "-c", _BUSY.format(inside=inside)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -45,7 +45,7 @@ def busy(inside: str) -> Iterator[int]:
 @pytest.mark.parametrize(("inside", "lowest_s", "highest_s"), [("training", 0, 0.1), ("another", 0.25, 0.6)])
 def test_the_thread_that_trains_does_not_count(inside: str, lowest_s: float, highest_s: float) -> None:
     with busy(inside) as pid:
-        assert lowest_s <= beside_training_s(pid) <= highest_s  # the thread has ended, and counts all the same
+        assert lowest_s <= beside_training_s(pid) <= highest_s  # the thread has ended, and still counts
 
 
 def test_other_processes_count_for_themselves() -> None:

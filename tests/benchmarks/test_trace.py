@@ -1,4 +1,4 @@
-"""The trace: the same seed gives the same figures, worse luck worse ones, and it is the core that decides."""
+"""The trace: the same seed gives the same figures, worse luck gives worse ones, and the core decides."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Play the scenarios of the node check: `python -m tests.checks --json`; some by a part of their names: `--only 3`."""
+"""Play the scenarios of the node check: `python -m tests.checks --json`, those with a text in the name: `--only 3`."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from tests.playing import main
 
 
 def play(scenario: Scenario, folder: Path) -> tuple[dict[str, Any], str]:
-    """One scenario on nodes of its own."""
+    """Play one scenario on nodes of its own."""
     found = line(scenario, *perform(scenario, folder))
     return found, ", ".join(f"{check['rounds']} rounds in {check['seconds']:.1f} s" for check in found["checks"])
 

@@ -1,11 +1,11 @@
-"""The scenarios of the node check: what is wrong with which node or link, and what must come of it.
+"""The scenarios of the node check: the faults of nodes and links, and the results that they must have.
 
 Rules:
 
-1. A job has as many torchruns as places, each with `--network-check`. When one leaves, whoever plays the cluster starts
-   the same torchrun on a node that has nothing; the job must then train to its end.
-2. What is wrong is there before the first torchrun is, and stays.
-3. Judged are the manager's journal, what the torchruns have printed, and their exit statuses.
+1. A job has as many torchruns as places, each with `--network-check`. When one leaves, the player starts the same
+   torchrun on a faultless node in its place. The job must then train to its end.
+2. A fault exists before the first torchrun starts, and stays.
+3. The manager's journal, the torchruns' output, and their exit statuses are judged.
 """
 
 import json
@@ -28,7 +28,7 @@ LONG_STEPS = 300
 DOWN = "The node is down."
 STRAGGLER = "The node is a straggler and exits."
 MOST_ROUNDS = 5
-"""Two for what is faulty and one for a link; on a busy machine what is well may look slow, and is tried again."""
+"""Two for faulty nodes and one for a link. On a busy machine a healthy part may appear slow, and is tried again."""
 Ill = Callable[[Nodes], Any]
 
 
@@ -38,13 +38,12 @@ class Scenario:
 
     Attributes:
         places: nodes of the job.
-        ill: what is wrong, as contexts.
-        leaves: the words with which each node leaves, by its number.
-        healths: of each node that is not healthy, by its number.
-        links: pairs of nodes whose link is told of.
-        lost: a node that is killed while the job trains; who comes in its place is checked, and nobody else.
+        ill: the faults, as contexts.
+        leaves: the text with which each node leaves, by its number.
+        healths: health of each node that is not healthy, by its number.
+        links: pairs of nodes whose link is reported.
+        lost: a node that is killed while the job trains. The node in its place is checked, and no other one.
         dynamic: torchrun's nodes meet by c10d.
-
     """
 
     name: str
@@ -59,18 +58,18 @@ class Scenario:
 
     @property
     def newcomers(self) -> int:
-        """Nodes that come in place of others."""
+        """Number of nodes that come in place of others."""
         return len(self.leaves) + (self.lost is not None)
 
     @property
     def steps(self) -> int:
-        """Of the job: enough that a node can be lost before its end."""
+        """Steps of the job, enough for the loss of a node before its end."""
         return STEPS if self.lost is None else LONG_STEPS
 
 
 @contextmanager
 def killed(nodes: Nodes, number: int) -> Iterator[None]:
-    """Every check process of a node is killed as soon as it is there, again and again."""
+    """Kill every check process of a node as soon as it is there."""
     stop = threading.Event()
     thread = threading.Thread(target=_kill_checks, args=(nodes[number], stop), daemon=True)
     thread.start()
@@ -82,7 +81,7 @@ def killed(nodes: Nodes, number: int) -> Iterator[None]:
 
 
 def _kill_checks(node: Node, stop: threading.Event) -> None:
-    while not stop.wait(0.005):  # what is to be killed announces itself to nobody
+    while not stop.wait(0.005):  # there is no event for a new check process
         for outside in node.pids().values() if node.up else ():
             with suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{outside}/comm").read_text().strip() == CHECK_NAME:
@@ -91,21 +90,21 @@ def _kill_checks(node: Node, stop: threading.Event) -> None:
 
 @contextmanager
 def throttled(nodes: Nodes, number: int) -> Iterator[tuple[int, Path]]:
-    """All that a node runs shares an eighth of a CPU."""
+    """Let all processes of a node share an eighth of a CPU."""
     with slowed(f"taskd-slow-{os.getpid()}-{number}", 0.125) as procs:
         yield number, procs
 
 
 @contextmanager
 def narrow(nodes: Nodes, number: int) -> Iterator[None]:
-    """What a node sends passes a token bucket of 100 Mbit/s."""
+    """Send all packets of a node through a token bucket of 100 Mbit/s."""
     nodes[number].space.tc("qdisc add dev eth0 root tbf rate 100mbit burst 64kb latency 50ms")
     yield
 
 
 @contextmanager
 def cut(nodes: Nodes, one: int, other: int) -> Iterator[None]:
-    """Two nodes do not reach each other; all others reach both."""
+    """Part two nodes from each other. All others reach both."""
     nodes[one].space.ip(f"route add blackhole {nodes[other].address}/32")
     nodes[other].space.ip(f"route add blackhole {nodes[one].address}/32")
     yield
@@ -181,7 +180,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 
 def perform(scenario: Scenario, folder: Path) -> tuple[LadderJob, list[str]]:
-    """Play a scenario on nodes of its own: the job as it was, and what is not as it should be.
+    """Play a scenario on nodes of its own. Return the job after its end, and the defects.
 
     Raises `NodesUnavailableError`.
     """
@@ -206,7 +205,7 @@ def perform(scenario: Scenario, folder: Path) -> tuple[LadderJob, list[str]]:
 
 
 def _play(scenario: Scenario, job: LadderJob, asked: Path, confined: Mapping[int, Path]) -> list[str]:
-    """`confined`: cgroups of nodes, by their number."""
+    """Play the job, and return the defects. `confined`: cgroups of nodes, by their number."""
     job.start_manager(job.nodes[0])
     for number in range(scenario.places):
         process = job.start_torchrun(job.nodes[number], number)
@@ -223,12 +222,12 @@ def _play(scenario: Scenario, job: LadderJob, asked: Path, confined: Mapping[int
 
 
 def _wanted(asked: Path) -> list[str]:
-    """The places for which nodes were asked for."""
+    """Return the places for which nodes were requested."""
     return asked.read_text().split() if asked.exists() else []
 
 
 def judge(scenario: Scenario, job: LadderJob, statuses: dict[int, int]) -> list[str]:
-    """What is not as it should be; nothing if all is."""
+    """Return the defects of the job; an empty list if there are none."""
     wrong = []
     checks = job.named("node check")
     first = checks[0 if scenario.lost is None else 1]
@@ -256,7 +255,7 @@ def judge(scenario: Scenario, job: LadderJob, statuses: dict[int, int]) -> list[
 
 
 def _judge_loss(scenario: Scenario, job: LadderJob, checks: list[dict[str, Any]]) -> list[str]:
-    """Newcomers alone are checked, one after the other, and no process of another node is replaced."""
+    """Check that newcomers alone are checked, one after the other, and no process of another node is replaced."""
     recovered = [(record["strategy"], sorted(record["kept"])) for record in job.named("recovered")]
     if scenario.lost is None:
         return [f"recoveries {recovered}, expected none"] if recovered else []
@@ -271,7 +270,7 @@ def _judge_loss(scenario: Scenario, job: LadderJob, checks: list[dict[str, Any]]
 
 
 def line(scenario: Scenario, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
-    """The JSON line of a scenario."""
+    """Return the JSON line of a scenario."""
     checks = job.named("node check")
     return {
         "scenario": scenario.name,

@@ -1,4 +1,4 @@
-"""One scenario of the node check, played whole where time allows; `scripts/nodecheck.sh` plays them all."""
+"""One scenario of the node check, played in full if there is time; `scripts/nodecheck.sh` plays them all."""
 
 from pathlib import Path
 

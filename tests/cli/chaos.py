@@ -1,4 +1,4 @@
-"""`taskd chaos` as a person calls it, and a node of a job for it."""
+"""`taskd chaos` as a user calls it, and a node of a job as its target."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ Process = subprocess.Popen[bytes]
 
 
 class Starter(Protocol):
-    """Starts processes somewhere: `Launcher` on this machine."""
+    """An object that starts processes somewhere, such as `Launcher` on this machine."""
 
     def start(self, command: Sequence[str | Path], *, env: Mapping[str, str | None] | None = None) -> Process: ...
 
@@ -26,7 +26,7 @@ class Starter(Protocol):
 
 
 class ChaosNode:
-    """A node with some ranks from `first` on, and the command on it.
+    """A node with ranks from `first` on, and the command on it.
 
     `launcher` starts processes there and has their output.
     """
@@ -44,7 +44,7 @@ class ChaosNode:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Its processes as it knows them: `agent`, `rank 0`, `check PID` and so on."""
+        """Processes of the node by their names: `agent`, `rank 0`, `check PID` and so on."""
         path = self.run_dir / "node.json"
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -55,11 +55,11 @@ class ChaosNode:
         until(seen, f"rank {rank} is seen")
 
     def play(self, *words: object) -> Process:
-        """Start the command on this job; its output grows."""
+        """Start the command on this job. Its output grows."""
         return self.started([], *words)
 
     def started(self, by: Sequence[str], *words: object) -> Process:
-        """The same, started by another command."""
+        """Start it by another command."""
         scenario, *rest = map(str, words)
         python = sys.executable if by else "python"
         command = [*by, python, "-m", "taskd", "chaos", scenario, "--agent", str(self.pids["agent"]), *rest]
@@ -73,7 +73,7 @@ class ChaosNode:
         assert text in self.said(process), self.said(process)
 
     def end(self, process: Process, number: signal.Signals = signal.SIGINT) -> str:
-        """Signal it, and wait for its end; what it has said."""
+        """Signal the process, and wait for its end. Return its output."""
         process.send_signal(number)
         assert process.wait(30) == (-number if number == signal.SIGKILL else 0), self.said(process)
         return self.said(process)
@@ -84,7 +84,7 @@ class ChaosNode:
 
 
 def state(pid: int) -> str:
-    """The letter of /proc; "" if it has ended and was collected."""
+    """Return the state letter of /proc; "" if the process has ended and was collected."""
     known = stat(pid)
     return known.state.value if known is not None and known.state is not None else ""
 

@@ -1,4 +1,4 @@
-"""The command line as a person calls it, and boxes of real processes."""
+"""The command line as a user calls it, and boxes of real processes."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ WAITS = "time.sleep(60)"
 
 @pytest.fixture
 def blackbox(launcher: Launcher) -> Blackbox:
-    """Calls `taskd blackbox` in a process of its own."""
+    """Return a function that calls `taskd blackbox` in a process of its own."""
 
     def call(*words: object, **env: str | None) -> Told:
         command = ["python", "-m", "taskd", "blackbox", *map(str, words)]
@@ -35,7 +35,7 @@ def blackbox(launcher: Launcher) -> Blackbox:
 
 @pytest.fixture
 def document(blackbox: Blackbox) -> Callable[..., dict[str, Any]]:
-    """The same, as JSON."""
+    """Return the same function with JSON output."""
 
     def call(*words: object) -> dict[str, Any]:
         status, output = blackbox(*words, "--json")
@@ -47,7 +47,7 @@ def document(blackbox: Blackbox) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def agent_dir(leak_mark: str) -> Iterator[Path]:
-    """A directory such as an agent has. Its lock keeps agents of other tests from sweeping it."""
+    """Yield a directory like an agent's. Its lock keeps agents of other tests from sweeping it."""
     path = Path("/dev/shm") / f"taskd-{os.getpid()}-{leak_mark[:8]}"
     path.mkdir(mode=0o700)
     lock = os.open(path, os.O_RDONLY)
@@ -59,7 +59,7 @@ def agent_dir(leak_mark: str) -> Iterator[Path]:
 
 @pytest.fixture
 def start(launcher: Launcher, agent_dir: Path) -> Iterator[Callable[..., Any]]:
-    """Starts a rank that does `body`: its process and its box, open here."""
+    """Yield a function that starts a rank with `body`, and returns its process and its open box."""
     boxes: list[Box] = []
 
     def begin(body: str = WAITS, *, gate: bool = False) -> Any:
@@ -90,7 +90,7 @@ def records(run_dir: Path) -> Iterator[Callable[..., Records]]:
 
 @pytest.fixture
 def make_node(launcher: Launcher, run_dir: Path) -> Iterator[Callable[..., ChaosNode]]:
-    """Makes a node of a job with so many ranks."""
+    """Yield a function that makes a node of a job with so many ranks."""
     made: list[ChaosNode] = []
 
     def make(ranks: int = 2, *, job: str = "llama", checks: int = 0, first: int = 0) -> ChaosNode:
@@ -99,5 +99,5 @@ def make_node(launcher: Launcher, run_dir: Path) -> Iterator[Callable[..., Chaos
 
     yield make
     for node in made:
-        node.agent.terminate()  # it takes its files away
+        node.agent.terminate()  # it removes its files
         node.agent.wait()

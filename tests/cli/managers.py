@@ -1,4 +1,4 @@
-"""`taskd manager` in a process of its own, which is there once it has said where it listens."""
+"""`taskd manager` in a process of its own, which is ready when it has printed its address."""
 
 import subprocess
 import sys
@@ -20,11 +20,11 @@ class Served:
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address at which it listens."""
         return self.said.split()[-1]
 
     def end(self, signal_number: int) -> tuple[int, str, str]:
-        """Its exit status, and what else it has written on stdout and stderr, after this signal."""
+        """Signal the manager. Return its exit status, and its further output on stdout and stderr."""
         self.process.send_signal(signal_number)
         out, err = self.process.communicate(timeout=LIMIT_S)
         return self.process.returncode, out, err
@@ -32,7 +32,7 @@ class Served:
 
 @contextmanager
 def serving(*words: str, env: Mapping[str, str | None]) -> Iterator[Served]:
-    """Start one, and see that it has ended."""
+    """Start a manager, and ensure that it has ended."""
     command = [sys.executable, "-m", "taskd", "manager", *words]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environment(env), stdout=pipe, stderr=pipe, text=True) as process:

@@ -1,4 +1,4 @@
-"""`taskd blackbox` of one process: living, dead, and files that are no boxes or lie."""
+"""`taskd blackbox` of one process: living, dead, and files that are not boxes or have false contents."""
 
 import io
 import os
@@ -112,7 +112,7 @@ def test_a_kept_box_tells_its_time_only_if_it_is_of_this_boot(start, document, t
     kept.write_bytes(path.read_bytes())
     one = document(kept)["process"]
     assert one["at_unix_s"] == pytest.approx(kept.stat().st_mtime, abs=30)
-    os.utime(kept, (0, 0))  # of a machine that was up as long, years ago
+    os.utime(kept, (0, 0))  # as on a machine that was up as long, years ago
     one = document(kept)["process"]
     assert one["at_unix_s"] is None
     assert (one["how"], one["step"]) == ("exit code 3", 41)
@@ -138,7 +138,7 @@ def test_a_box_that_nobody_has_claimed(agent_dir, blackbox, document) -> None:
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """The table of collectives. A headline names one too, if the machine is so busy that the process seems to stand."""
+    """Return the rows of collectives. A headline names one too, if the process appears stuck on a busy machine."""
     _, _, table = page.partition("Newest collectives")
     return [row.split() for row in table.splitlines() if " allreduce " in row]
 

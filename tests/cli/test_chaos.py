@@ -1,4 +1,4 @@
-"""`taskd chaos` on processes: whom it strikes, what it undoes, and what it refuses."""
+"""`taskd chaos` on processes: its targets, the effects that it undoes, and its refusals."""
 
 import os
 import shutil

@@ -47,7 +47,7 @@ class Inside:
         return self._outputs[process.pid].read_text()
 
     def show(self) -> None:
-        """For the report of a test that fails."""
+        """Print all outputs for the report of a failed test."""
         for path in self._outputs.values():
             print(f"--- {path.name}\n{path.read_text()}")
 
@@ -60,7 +60,7 @@ def nodes(leak_mark: str) -> Iterator[Nodes]:
 
 @pytest.fixture
 def node(nodes: Nodes, run_dir: Path) -> Iterator[ChaosNode]:
-    """Of a job, on the first of the nodes."""
+    """Yield a node of a job, on the first of the nodes."""
     place = Inside(nodes[0], run_dir)
     yield ChaosNode(place, run_dir / "run", "llama", 0)
     nodes[0].kill_all()
@@ -69,7 +69,7 @@ def node(nodes: Nodes, run_dir: Path) -> Iterator[ChaosNode]:
 
 @pytest.fixture
 def connect(nodes: Nodes) -> Iterator[Callable[[int], Pair]]:
-    """Connects the first node with another one."""
+    """Yield a function that connects the first node with another one."""
     opened: list[socket.socket] = []
 
     def make(number: int) -> Pair:
@@ -91,7 +91,7 @@ def connect(nodes: Nodes) -> Iterator[Callable[[int], Pair]]:
 
 
 def passes(pair: Pair) -> tuple[bool, bool]:
-    """Whether a word gets through, there and back; that none does is seen after a moment."""
+    """Return whether a byte arrives, there and back. A byte that does not come within a moment counts as lost."""
     return goes(*pair), goes(*pair[::-1])
 
 
@@ -105,7 +105,7 @@ def goes(one: socket.socket, other: socket.socket) -> bool:
 
 
 def arrives(pair: Pair) -> bool:
-    """Whether all that was sent arrives after all."""
+    """Return whether everything that was sent arrives in the end."""
     for one in pair:
         one.settimeout(TIMEOUT_S)
     return pair[1].recv(1) == pair[0].recv(1) == b"x"
@@ -175,7 +175,7 @@ def test_a_link_is_slow_until_the_end(node, nodes, connect) -> None:
     left = 1_000_000
     while left:
         left -= len(far.recv(left))
-    assert time.monotonic() - begun_s > 0.8  # 8 Mbit, of which a burst of half a Mbit goes at once
+    assert time.monotonic() - begun_s > 0.8  # 8 Mbit, less a burst of half a Mbit that is sent at once
     other = node.run("slow-link", "--mbit", 4)
     assert other[0] == 1
     assert "another program shapes the traffic of eth0 already (tbf); end that first" in other[1]
@@ -269,7 +269,7 @@ def read_command(pid: int) -> str:
 
 
 def facts(node: Node) -> str:
-    """Links, addresses, routes and shapes of a node, as far as a scenario could change them."""
+    """Return links, addresses, routes and shapes of a node, as far as a scenario could change them."""
     return "".join(
         tell(node, command)
         for command in (
@@ -286,11 +286,11 @@ def facts(node: Node) -> str:
 
 
 def await_filter(node: Node) -> None:
-    """Until the last step of a silent cut is done."""
+    """Wait until the last step of a silent cut is done."""
     until(lambda: "mirred" in tell(node, INGRESS), "what comes in is lost")
 
 
 def tell(node: Node, command: str) -> str:
-    """What a command on the node prints."""
+    """Return the output of a command on the node."""
     words = ["nsenter", f"--target={node.space.pid}", "--net", "--", *command.split()]
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""`taskd chaos` on a node's CPUs, memory and disk: what is taken, from whom, and that it is given back."""
+"""`taskd chaos` on a node's CPUs, memory and disk: the amount that it takes, its victim, and the release afterwards."""
 
 import os
 import re
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 def busy(node: ChaosNode, playing: Process) -> list[int]:
-    """The processes that it has started for its load."""
+    """Return the processes that it has started for its load."""
     node.until_said(playing, "pids ")
     return sorted(children(playing.pid))
 
@@ -117,7 +117,7 @@ def test_in_the_jobs_cgroup_its_own_process_is_the_victim(make_node, leak_mark) 
         job = (node.agent.pid, node.pids["rank 0"])
         for pid in job:
             gate.write_text(str(pid))
-            os.kill(pid, signal.SIGSTOP)  # while the victim's pages are given back, one that asks for any is next
+            os.kill(pid, signal.SIGSTOP)  # while the victim's pages are given back, a process that asks for one is next
         status, told = node.run("memory", "--mib", 256)
         for pid in job:
             os.kill(pid, signal.SIGCONT)
@@ -140,7 +140,7 @@ def test_in_the_jobs_cgroup_its_own_process_is_the_victim(make_node, leak_mark) 
 
 @pytest.fixture
 def disk(run_dir: Path) -> Iterator[Path]:
-    """A file system of 64 MiB."""
+    """Yield a file system of 64 MiB."""
     path = run_dir / "disk"
     path.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "chaos", path], check=False, capture_output=True)

@@ -1,4 +1,4 @@
-"""`taskd check` as a person calls it."""
+"""`taskd check` as a user calls it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Records that somebody has made to harm whoever reads them: their terminal, their time, their memory."""
+"""Records that an attacker has made to harm their readers: their terminal, their time, their memory."""
 
 import json
 import os
@@ -36,7 +36,7 @@ NUMBERS = (
 
 
 def write(folder: Path, *entries: dict[str, Any] | str) -> Path:
-    """A job of these entries, or lines as they are."""
+    """Write a job of these entries; texts are written as they are."""
     folder.mkdir(parents=True)
     lines = [entry if isinstance(entry, str) else json.dumps(entry) for entry in entries]
     (folder / "journal.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -44,13 +44,13 @@ def write(folder: Path, *entries: dict[str, Any] | str) -> Path:
 
 
 def harmless(text: str) -> bool:
-    """Nothing that a terminal obeys, and no line that was made up."""
+    """Return whether the text has nothing that a terminal obeys, and no forged line."""
     return all(char.isprintable() or char == "\n" for char in text) and "\nforged" not in text
 
 
 @pytest.fixture
 def evil(run_dir: Path) -> Path:
-    """Every text of every entry, of the evidence and of names is hostile."""
+    """Write a job in which every text of every entry, of the evidence and of names is hostile."""
     fact = {"rank": 1, "kind": EVIL, "text": EVIL}
     diagnosis = {"event": "diagnosis", "fault": 1, "kind": EVIL, "title": EVIL, "culprits": [2], "victims": [1]}
     recovered = {"event": "recovered", "fault": 1, "strategy": EVIL, "reason": EVIL, "setbacks": [EVIL]}
@@ -226,7 +226,7 @@ def test_what_this_user_may_not_read_hides_nothing_else(run_dir: Path) -> None:
 
 
 def bounded(blackbox_words: list[str | Path]) -> list[str | Path]:
-    """The command in 1.5 GiB of address space."""
+    """Return the command in 1.5 GiB of address space."""
     return [
         "bash",
         "-c",
@@ -308,7 +308,7 @@ def test_what_a_neighbour_puts_into_shared_memory(launcher: Launcher, run_dir: P
     try:
         for path in made:
             os.chown(path, 54321, 54321, follow_symlinks=False)
-        kill = ["chaos", "kill", "0", "--run-dir", str(run_dir)]  # there is none: jobs of others are not ours to strike
+        kill = ["chaos", "kill", "0", "--run-dir", str(run_dir)]  # there is none: jobs of other users are no targets
         for words in (["chaos", "list"], kill, ["blackbox", str(write(run_dir / "job"))]):
             status, output = launcher.run(["python", "-m", "taskd", *words], env=plain())
             assert status in (0, 1)

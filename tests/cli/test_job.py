@@ -1,4 +1,4 @@
-"""`taskd blackbox` of a whole job: its journal, its faults, its living ranks, and what is damaged."""
+"""`taskd blackbox` of a whole job: its journal, its faults, its living ranks, and damaged files."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_all_tells_every_fault_and_thread(records, blackbox) -> None:
 
 
 def test_a_start_of_all_tells_what_had_failed_before_it(records, blackbox, document, run_dir) -> None:
-    """How long the processes took to start, and not how long it took until the next step: nobody knows."""
+    """The page has the start time of the processes, but not the time until the next step, which is unknown."""
     setback = "attempt 1 (recover-in-place) failed: rank 2's new process: exit code 1 at a.py:3 (TypeError: alone)"
     job = records()
     job.diagnosis(1, "SIGKILL")
@@ -189,7 +189,7 @@ def test_what_is_only_reported_hides_no_fault(records, blackbox, document, run_d
     output = blackbox(run_dir, "--all")[1]
     assert "Planned, nothing had failed" in output
     assert "node 1 is drained" in output
-    assert "step takes" in output  # of the slow rank
+    assert "step takes" in output  # the slow rank's
 
 
 def test_kept_boxes_tell_how_their_processes_have_ended(records, start, blackbox, document, run_dir) -> None:
@@ -343,7 +343,7 @@ def test_the_run_directory_is_the_default(records, blackbox, run_dir) -> None:
 
 
 def on_terminal(folder: Path, columns: int, **env: str) -> str:
-    """What a terminal of this width is sent."""
+    """Return the bytes that a terminal of this width receives."""
     leader, follower = pty.openpty()
     environment = {
         **os.environ,

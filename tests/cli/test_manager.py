@@ -1,4 +1,4 @@
-"""`taskd manager` as a person calls it: one line when it listens, one when it cannot, and a clean end."""
+"""`taskd manager` as a user calls it: one line when it listens, one when it cannot, and a clean end."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def env(run_dir: Path) -> dict[str, str | None]:
 
 @pytest.fixture
 def refused(launcher: Launcher, env: dict[str, str | None]) -> Callable[..., Told]:
-    """Calls one that cannot serve: its exit status, and its one line less whose it is."""
+    """Return a function that calls a manager that cannot serve. It returns exit status and line, less the command."""
 
     def call(*words: str, **more: str) -> Told:
         status, output = launcher.run(["python", "-m", "taskd", "manager", *words], env={**env, **more})
@@ -40,7 +40,7 @@ def refused(launcher: Launcher, env: dict[str, str | None]) -> Callable[..., Tol
 
 
 def connects(said: str, run_dir: Path, security: Security) -> None:
-    """An agent reaches the manager where its line says."""
+    """Check that an agent reaches the manager at the address in its line."""
     reached = parse_address(said.replace("*", "127.0.0.1"))
     assert reached is not None, said
     with AgentSocket(reached, secured(security, reached, run_dir)) as agent:

@@ -1,4 +1,4 @@
-"""`taskd run --rehearse` as a person calls it: its verdicts, the lines that it names, and that nothing stays."""
+"""`taskd run --rehearse` as a user calls it: its verdicts, the lines that it names, and its clean-up."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ NAMES = [script.name for script in SCRIPTS]
 
 @pytest.fixture(autouse=True)
 def folder_for_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the rehearsals make theirs: it must be empty in the end."""
+    """Return the folder of the rehearsals' copies, which must be empty in the end."""
     folder = tmp_path / "t"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

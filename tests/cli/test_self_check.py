@@ -19,14 +19,14 @@ INEXACT = CheckVerdict(
 
 
 def write(job: Records, verdict: CheckVerdict) -> Path:
-    """Put a verdict where the ranks of a job do."""
+    """Write a verdict where the ranks of a job do."""
     path = job.folder / SELF_CHECK
     path.write_bytes(msgspec.json.encode(verdict))
     return path
 
 
 def doctor(launcher: Launcher, run_dir: Path) -> dict[str, str]:
-    """The line of `taskd doctor RUN_DIR --json` about the self-check."""
+    """Return the finding of `taskd doctor RUN_DIR --json` about the self-check."""
     _, output = launcher.run(["python", "-m", "taskd", "doctor", str(run_dir), "--json"], env=plain())
     lines = json.loads(output.strip().splitlines()[-1])["findings"]
     return next(line for line in lines if line["subject"] == "self-check")

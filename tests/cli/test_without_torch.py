@@ -1,4 +1,4 @@
-"""Commands where no torch is installed: one line that says so, and no traceback."""
+"""Commands where torch is not installed: one line with the cause, and no traceback."""
 
 import sysconfig
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def packages(tmp_path: Path) -> Path:
-    """All that is installed here but torch."""
+    """Return a folder with all packages of this environment but torch."""
     folder = tmp_path / "packages"
     folder.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():

@@ -1,4 +1,4 @@
-"""Play checks on clusters by chance: `python -m tests.clusters --clusters 10000 --json`; one again: `--seed 4711`."""
+"""Play checks on random clusters: `python -m tests.clusters --clusters 10000 --json`; one again: `--seed 4711`."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from tests.clusters.judge import Played, play
 
 
 def main() -> int:
-    """0 if every diagnosis was right and no check took more rounds than its bound."""
+    """Play clusters. Return 0 if every diagnosis was right and no check took more rounds than its bound."""
     parser = argparse.ArgumentParser(prog="python -m tests.clusters", description=__doc__)
     parser.add_argument("--clusters", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="seed of the first cluster")
@@ -46,7 +46,7 @@ class Totals:
         self.wrong: list[str] = []
 
     def add(self, played: Played) -> None:
-        """One more."""
+        """Add one cluster."""
         self.clusters += 1
         self.nodes += len(played.cluster.names)
         self.told += played.told
@@ -56,7 +56,7 @@ class Totals:
         self.wrong += [f"seed {played.cluster.seed}: {text}" for text in played.wrong]
 
     def report(self) -> dict[str, object]:
-        """What `--json` prints."""
+        """Return the object that `--json` prints."""
         faulty = sum(
             number for counts in (self.told, self.untold) for what, number in counts.items() if "faulty" in what
         )
@@ -75,7 +75,7 @@ class Totals:
 
 
 def planned_ms() -> dict[str, float]:
-    """The worst time to plan a round (of the CPU), in 5 checks of 4,096 nodes that are well, and in 5 with faults."""
+    """Return the longest CPU time to plan a round, in 5 healthy checks of 4,096 nodes and in 5 with faults."""
     names = tuple(f"node-{number}" for number in range(4096))
     well = max(play(Cluster(seed, names)).plan_s for seed in range(5))
     faulty = max(play(draw(seed, smallest=4096)).plan_s for seed in range(5))
@@ -83,7 +83,7 @@ def planned_ms() -> dict[str, float]:
 
 
 def tell(played: Played) -> int:
-    """One cluster, in words."""
+    """Print one cluster in words. Return the exit status."""
     cluster, diagnosis = played.cluster, played.diagnosis
     print(f"{len(cluster.names)} nodes, {len(played.rounds)} rounds, bound {played.bound}")
     for round_ in played.rounds[1:]:

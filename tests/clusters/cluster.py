@@ -1,17 +1,17 @@
-"""A cluster whose faults are known, and the answers that it gives to a check.
+"""A cluster with known faults, and its answers to a check.
 
 The model:
 
-1. A node that is faulty fails every trial: its own check passes (`MUTE`), nothing is heard of it (`HANG`), its own
-   check fails (`BROKEN`), or it is well in the first round and silent from the second on (`LATE`). With `DISK` its own
-   check fails and its trials pass.
-2. A node that stumbles fails its own check once and is not faulty; a link that flickers fails in the first round only.
-3. A node has at most one bad link, down or slow; with two it would be a bad node. Half of the bad links lie where the
-   first round looks. Slow links lie between nodes whose networks are not slow.
-4. A trial moves min(share of each end, what the link can). A node's bandwidth is shared evenly by its trials that go on
-   at the same time. Latency grows by a half for each other trial. Every measure has 5 % noise (normal). What is slow
-   of a node itself is so by 1.7 times the margin or more (seven times where there are fewer than eight nodes), a
-   network's bandwidth by 2.5 times, its latency by 20 times, a link's bandwidth by 8 times.
+1. A faulty node fails every trial. Its own check passes (`MUTE`), its own check fails (`BROKEN`), or it never answers
+   (`HANG`). Or it is healthy in the first round and silent from the second on (`LATE`). With `DISK`, its own check
+   fails and its trials pass.
+2. A stumbling node fails its own check once and is not faulty. A flickering link fails in the first round only.
+3. A node has at most one bad link, down or slow; with two it would be a bad node. Half of the bad links join partners
+   of the first round. Slow links join nodes whose networks are not slow.
+4. A trial moves min(share of each end, bandwidth of the link). Simultaneous trials of a node share its bandwidth
+   evenly. Latency grows by a half for each other trial. Every measure has 5 % noise (normal). A slow property of a node
+   itself exceeds the margin 1.7 times or more (seven times if there are fewer than eight nodes). A slow network has
+   2.5 times less bandwidth, or 20 times the latency. A slow link has 8 times less bandwidth.
 5. At most a tenth of the nodes is faulty, a tenth slow, and as many links are bad; below ten nodes one of each at most.
 """
 
@@ -47,7 +47,7 @@ class Fault(Enum):
 
 @dataclass
 class Line:
-    """What a node's network or a link has of the usual: its share of the bandwidth, its multiple of the latency."""
+    """A network or link relative to the usual one: its share of the bandwidth, its multiple of the latency."""
 
     bandwidth: float = 1.0
     latency: float = 1.0
@@ -55,7 +55,7 @@ class Line:
 
 @dataclass
 class Cluster:
-    """The truth."""
+    """A cluster with its true faults."""
 
     seed: int
     names: tuple[str, ...]
@@ -74,12 +74,12 @@ class Cluster:
         self._noise = Random(self.seed + 1)
 
     def dead(self, name: str, number: int) -> bool:
-        """The node fails its trials in this round."""
+        """Return whether the node fails its trials in this round."""
         fault = self.faults.get(name)
         return fault is not None and fault is not Fault.DISK and (fault is not Fault.LATE or number > 1)
 
     def silent(self, name: str, number: int) -> bool:
-        """The node does not even say so."""
+        """Return whether the node does not even report a failure."""
         return self.dead(name, number) and self.faults[name] in (Fault.HANG, Fault.LATE)
 
     def fails(self, edge: Edge, number: int) -> bool:
@@ -123,7 +123,7 @@ class Cluster:
 
 
 def draw(seed: int, smallest: int = 2, largest: int = 4096) -> Cluster:
-    """A cluster by chance: its size is log-uniform."""
+    """Draw a random cluster. Its size is log-uniform."""
     chance = Random(seed)
     size = min(largest, int(smallest * ((largest + 1) / smallest) ** chance.random()))
     names = tuple(f"node-{number}" for number in range(size))
@@ -152,12 +152,12 @@ def draw(seed: int, smallest: int = 2, largest: int = 4096) -> Cluster:
 
 
 def _count(chance: Random, size: int) -> int:
-    """Up to a tenth of so many; of a few, none or one."""
+    """Draw a count up to a tenth of `size`; below ten, none or one."""
     return chance.randint(0, 1) if size < 10 else chance.randint(0, size // 10)
 
 
 def _some(chance: Random, free: list[str], size: int) -> list[str]:
-    """Takes some of those that are free."""
+    """Remove and return some of the free names."""
     number = min(len(free), _count(chance, size) if size else 0)
     taken = free[:number]
     del free[:number]
@@ -171,7 +171,7 @@ def _slow_line(chance: Random, least: float, most: float) -> Line:
 
 
 def _links(chance: Random, names: tuple[str, ...], number: int) -> Iterable[Edge]:
-    """Links that have no end in common, half of them between neighbours of the first round."""
+    """Yield links without a common end, half of them between partners of the first round."""
     used: set[int] = set()
     for _ in range(number):
         one = chance.randrange(len(names))

@@ -1,14 +1,14 @@
 """Plays a check on a cluster and compares its diagnosis with the truth.
 
-What cannot be told, and is counted as such when it is not:
+Some faults cannot be determined, and are only counted when they are not found:
 
-1. A faulty node whose own check passes, where no two nodes are left that are well and can reach each other.
+1. A faulty node whose own check passes, if no two healthy nodes are left that can reach each other.
 2. A node that dies after its last trial.
-3. What a node or link is slow in, where too few are left to compare with: two nodes are no measure of a network; slow
-   networks and bad links together must be a quarter of the nodes at most (of three nodes one), nodes that are slow in
-   the same measure of their own a third.
-4. A bad link that nobody has tried, one that ends at a faulty node, and a slow one that was only tried beside others.
-5. What is slow of a node that is undecided.
+3. A slow property of a node or link, if too few others are left for comparison. Two nodes are no measure of a network.
+   Slow networks and bad links together must be a quarter of the nodes at most (of three nodes one). Nodes that are slow
+   in the same measure of their own must be a third at most.
+4. A bad link without a trial, a link with a faulty end, and a slow link that was only tried beside others.
+5. A slow property of an undecided node.
 """
 
 import time
@@ -26,7 +26,7 @@ from tests.clusters.cluster import Cluster, Fault
 
 @dataclass
 class Played:
-    """One check, and how it compares."""
+    """One check, and its comparison with the truth."""
 
     cluster: Cluster
     diagnosis: CheckDiagnosis
@@ -39,7 +39,7 @@ class Played:
 
 
 def conduct(check: NodeCheck, cluster: Cluster) -> tuple[list[Round], float]:
-    """All rounds of a check, and the longest time that it took the CPU to plan one."""
+    """Play all rounds of a check. Return them, and the longest CPU time to plan one, in seconds."""
     rounds: list[Round] = []
     plan_s = 0.0
     while True:
@@ -53,7 +53,7 @@ def conduct(check: NodeCheck, cluster: Cluster) -> tuple[list[Round], float]:
 
 
 def play(cluster: Cluster) -> Played:
-    """The whole check, compared."""
+    """Play a whole check, and compare it."""
     check = NodeCheck(cluster.names)
     rounds, plan_s = conduct(check, cluster)
     played = Played(cluster, check.diagnosis(), rounds, _bound(cluster), plan_s)
@@ -97,7 +97,7 @@ class _Comparison:
         self._links()
 
     def _is_healthy_pair(self) -> bool:
-        """Two nodes that are well and can reach each other."""
+        """Return whether there are two healthy nodes that can reach each other."""
         bad = self.cluster.down | self.cluster.flickering
         return len(self.well) > 2 or any(pair not in bad for pair in pairwise(self.well))
 
@@ -124,7 +124,7 @@ class _Comparison:
         return self.reachable and (truth is not Fault.LATE or self.newest[name] > 1)
 
     def _slow(self, name: str) -> dict[What, bool]:
-        """What the node is slow in, and whether it must be told."""
+        """Return the slow properties of the node, each with whether the diagnosis must name it."""
         slow: dict[What, bool] = {}
         decided = self.diagnosis.nodes[name].health is not NodeHealth.UNDECIDED
         if name in self.cluster.slow_own:

@@ -14,4 +14,4 @@ def test_all_faulty_nodes_are_found_and_nobody_else(first: int, clusters: int, l
         totals.add(play(draw(seed, largest=largest)))
     assert totals.wrong == []
     if clusters > 1:
-        assert len(totals.told) == 12, totals.told  # every kind of fault was there and was told
+        assert len(totals.told) == 12, totals.told  # every kind of fault occurred and was found

@@ -1,4 +1,4 @@
-"""What the README promises, tried with the torch of this environment: a line of JSON for each promise.
+"""The promises of the README, tried with the torch of this environment: a line of JSON for each promise.
 
 `scripts/compat.sh` makes an environment for each version of torch and calls `python -m tests.compat` in it.
 """
@@ -23,7 +23,7 @@ from tests.launch import environment
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
 SET_UP_WITH = "TASKD_TORCH"
-"""Scripts that are called set up what is not as they need it: without this, with another torch."""
+"""Variable with pip's arguments for this torch. Without it, called scripts would set up missing parts with another."""
 TORCHRUN = ("test_options_ends.py", "test_options_logs.py", "test_options_launch.py")
 INJECTION = ("test_sed.py", "test_patch.py")
 WITHOUT_SDK = "tests/e2e/test_scripts.py::test_a_script_with_its_own_checkpoints"
@@ -31,7 +31,7 @@ WITHOUT_SDK = "tests/e2e/test_scripts.py::test_a_script_with_its_own_checkpoints
 
 @dataclass(frozen=True)
 class Line:
-    """One promise, and what became of it. `says` is for people."""
+    """One promise and its result. `says` is for people."""
 
     torch: str
     name: str
@@ -41,11 +41,11 @@ class Line:
 
 
 class NotKeptError(Exception):
-    """A promise was not kept; the text says how."""
+    """A promise was not kept. The text describes the failure."""
 
 
 def doctor() -> str:
-    """It finds all in place."""
+    """Check that doctor finds everything in place."""
     report = json.loads(_run("taskd", "doctor", "--json", statuses=(0, 1)))
     if not report["healthy"]:
         raise NotKeptError("; ".join(one["found"] for one in report["findings"] if one["remedy"]))
@@ -53,7 +53,7 @@ def doctor() -> str:
 
 
 def demo() -> str:
-    """Five kills, and the weights of the undisturbed run; rank 0 is among the killed."""
+    """Check five kills, rank 0 among the victims, and the weights of the undisturbed run."""
     lines = [json.loads(line) for line in _run("bash", "scripts/demo.sh", "--json", "--seed", "13").splitlines()]
     result = lines[-1]["result"]
     totals = sorted(fault["total_ms"] for line in lines if (fault := line.get("fault")))
@@ -63,12 +63,12 @@ def demo() -> str:
 
 
 def restart() -> str:
-    """A script without the SDK is restarted as a whole, and goes on at its own checkpoint."""
+    """Check that a script without the SDK is restarted as a whole, and goes on at its own checkpoint."""
     return _tests(WITHOUT_SDK)
 
 
 def hang() -> str:
-    """A collective that one rank leaves out is told with rank and operation, and recovered."""
+    """Check that a collective that one rank leaves out is reported with rank and operation, and recovered."""
     scenario = json.loads(_run(sys.executable, "-m", "tests.faults", "--json", "--only", "a collective skipped"))
     if not scenario["ok"]:
         raise NotKeptError("; ".join(scenario["wrong"]))
@@ -76,7 +76,7 @@ def hang() -> str:
 
 
 def ladder() -> str:
-    """A node is lost, the job goes on smaller, and is whole again when the node is back."""
+    """Check that a job goes on smaller when a node is lost, and is whole again when the node is back."""
     last = json.loads(
         _run(sys.executable, "-m", "tests.ladder", "--json", "--only", "shrink and grow").splitlines()[-1]
     )
@@ -86,7 +86,7 @@ def ladder() -> str:
 
 
 def node_check() -> str:
-    """`--node-check` finds this node fit, and the job trains."""
+    """Check that `--node-check` finds this node fit, and the job trains."""
     command = (
         "-m",
         "torch.distributed.run",
@@ -106,12 +106,12 @@ def node_check() -> str:
 
 
 def torchrun() -> str:
-    """Exit codes, signals, reports and log files are those of stock torchrun."""
+    """Check that exit codes, signals, reports and log files are those of stock torchrun."""
     return _tests(*(f"tests/torchrun/{name}" for name in TORCHRUN))
 
 
 def injection() -> str:
-    """The seed's sed line, its revertible form and torch's entry point put taskd in."""
+    """Check that the seed's sed line, its revertible form and torch's entry point put taskd in."""
     return _tests(*(f"tests/torchrun/{name}" for name in INJECTION))
 
 
@@ -128,7 +128,7 @@ PROMISES: dict[str, Callable[[], str]] = {
 
 
 def _tests(*names: str) -> str:
-    """Run these tests; what pytest sums up."""
+    """Run these tests. Return pytest's summary."""
     output = _run(sys.executable, "-m", "pytest", "-q", *names, statuses=(0, 1))
     summary = output.strip().splitlines()[-1].strip("= ")
     if "failed" in summary or "error" in summary or "passed" not in summary:
@@ -156,7 +156,7 @@ def _run(*command: str, statuses: tuple[int, ...] = (0,), env: dict[str, str] | 
 
 
 def _check_torch() -> None:
-    """Fail if this is not the environment any more that it was."""
+    """Fail if the torch of this environment has been replaced."""
     now = _run(sys.executable, "-c", "import torch; print(torch.__version__)").strip()
     if now != torch.__version__:
         raise NotKeptError(f"torch {now} was put in the place of {torch.__version__}")
@@ -177,7 +177,7 @@ def keep(only: str) -> Iterator[Line]:
 
 
 def main() -> int:
-    """0 if all promises are kept."""
+    """Try the promises. Return 0 if all are kept."""
     parser = argparse.ArgumentParser(prog="python -m tests.compat", description=__doc__)
     parser.add_argument("--only", metavar="TEXT", default="", help="only promises with this in their name")
     if SET_UP_WITH not in os.environ:

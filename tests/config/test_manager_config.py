@@ -1,4 +1,4 @@
-"""The dict of `init_taskd_manager`: what is taken, and that every mistake is named with its remedy."""
+"""The dict of `init_taskd_manager`: its accepted values, and an error with a remedy for every mistake."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The pod's annotations: what the downward API writes is understood, and comes after keys and variables."""
+"""The pod's annotations: the downward API's output is understood, and comes after keys and variables."""
 
 import logging
 import os

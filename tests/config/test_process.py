@@ -1,4 +1,4 @@
-"""What is put into the environment that this process's children inherit."""
+"""Variables that are put into the environment of this process's children."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The job's secret: where it may come from, and that one which is no secret is refused."""
+"""The job's secret: its possible sources, and the refusal of an unusable one."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Drives a real `Recovery` as the agents of a small job would, one report at a time."""
+"""Driver for tests of `Recovery`: plays the agents of a small job, one report at a time."""
 
 import dataclasses
 import re
@@ -30,13 +30,13 @@ DEADLINES = Deadlines(confirm_s=2.0, pause_s=10.0, replace_s=60.0, join_s=20.0, 
 
 
 def status_of(cause: str) -> int | None:
-    """The status of a process that has ended so, as Python's subprocess has it."""
+    """Return the exit status of a process that ended for this cause, in the form of `subprocess`."""
     found = re.match(r"(exit code|signal) (\d+)", cause)
     return None if found is None else int(found[2]) * (-1 if found[1] == "signal" else 1)
 
 
 def policy_of(nodes: int, per_node: int, **given: Any) -> Policy:
-    """The policy of a job. A field of what may be done, how often, or how long, is given by its own name."""
+    """Return the policy of a job. Fields of its strategies, budget and deadlines are given by their own names."""
     policy = Policy("job", nodes, per_node, deadlines=DEADLINES)
     for name in ("strategies", "budget", "deadlines"):
         part = getattr(policy, name)
@@ -46,10 +46,10 @@ def policy_of(nodes: int, per_node: int, **given: Any) -> Policy:
 
 
 class Job:
-    """A manager's core with `nodes` agents of `per_node` ranks each. Time passes only by `wait`.
+    """Manager's core with `nodes` agents of `per_node` ranks each. Time passes only in `wait`.
 
-    `more` are further fields of the policy and of its parts. A place's reports come from the agent that the manager
-    says holds it.
+    `more`: further fields of the policy and of its parts. The agent that holds a place for the manager sends the
+    place's reports.
     """
 
     def __init__(
@@ -73,30 +73,31 @@ class Job:
         }
         self.nodes = nodes
         self.replicas: dict[int, str] = {}
+        """Keys of the ranks' replica sets."""
         self.rows: dict[int, MeshRow] = {}
         self.copies: dict[int, tuple[StateCopy, ...]] | None = None
+        """Copies by the rank that can read them. None if the job makes no copies."""
         self.saved: dict[int, int] = {}
-        """By the rank that can read them, where copies are made at all."""
-        """Keys of the ranks' replica sets."""
+        """Newest checkpoint that each rank knows of."""
         self.silent: set[str] = set()
-        """Agents that nothing is heard of."""
+        """Agents whose reports do not arrive."""
         self.spares: dict[str, int] = {}
         self.progress: Progress | None = None
-        """What every agent says of its ranks' newest step."""
+        """Newest step of the ranks, as every agent reports it."""
         self.owns_s: dict[int, float] = {}
-        """What each rank needs itself for a step, of `STEP_S` with all waiting. Nothing is said of the others."""
+        """Own time of each rank in a step of `STEP_S`, in seconds; the rest is waiting. Other ranks report none."""
         self.cores = 64
         self.least = 0
         """MIN of torchrun's `--nnodes=MIN:MAX`."""
         self.terms: dict[int, int] = {}
-        """Of the managers that had processes started, where it was another than the present one."""
+        """Terms of the managers that started ranks' processes, by rank, where that was not the present manager."""
         self.ledger = Ledger()
         self._sequence = 0
 
-    # ---- what the agents do
+    # ---- the agents' activity
 
     def up(self) -> "Job":
-        """Every rank trains, in generation 0, and has committed step 5."""
+        """Bring every rank into training, in generation 0, with step 5 committed."""
         for node in range(self.nodes):
             self.send(node)
         self.all(Stage.TRAINING, step=0, condition=Condition.CLEAN)
@@ -105,33 +106,33 @@ class Job:
         return self
 
     def send(self, node: int, *, leaving: bool = False) -> list[Action]:
-        """The node's agent reports."""
+        """Send a report of the node's agent."""
         return self.hear(self.status(node, leaving=leaving))
 
     def hear(self, status: NodeStatus) -> list[Action]:
-        """This report comes in."""
+        """Let the manager receive this report."""
         return self._take(self.core.hear(status, self.now_s))
 
     def holder(self, node: int) -> str:
-        """The agent that reports for a place."""
+        """Return the agent that reports for a place."""
         return self.core.world.nodes.holders.get(NodeRank(node), f"agent {node}")
 
     def spare(self, agent_id: str = "spare", *, wants: int = -1, leaving: bool = False) -> list[Action]:
-        """An agent without a place reports."""
+        """Send a report of an agent without a place."""
         known = agent_id in self.spares
         wants = self.spares.setdefault(agent_id, wants)
         self._sequence += 1
         status = self._report(agent_id, -1, (), leaving=leaving, wants=wants)
-        return self.hear(status if known else replace(status, ledger=Ledger()))  # nobody has led it yet
+        return self.hear(status if known else replace(status, ledger=Ledger()))  # no manager has led it yet
 
     def silence(self, *nodes: int) -> None:
-        """Nothing more is heard of the agents of these places, until they are dead."""
+        """Drop all further reports of the agents of these places, until the manager counts them as dead."""
         self.silent |= {self.holder(node) for node in nodes}
         for _ in range(3):
             self.wait(4.0)
 
     def status(self, node: int, *, leaving: bool = False) -> NodeStatus:
-        """What the node's agent would report now. One that is `leaving` has killed its ranks."""
+        """Return the present report of the node's agent. An agent that is `leaving` has killed its ranks."""
         self._sequence += 1
         ranks = range(node * self.per_node, (node + 1) * self.per_node)
         if leaving:
@@ -187,7 +188,7 @@ class Job:
         distrusts: JobRank = NOBODY,
         warm: bool = False,
     ) -> None:
-        """The rank's wanted process reaches a stage in the newest generation, and its agent reports it."""
+        """Bring the rank's wanted process to a stage in the newest generation, and let its agent report it."""
         directive = self.core.directive
         wanted = next((order.incarnation for order in directive.ranks if order.rank == rank), 0) if directive else 0
         self.statuses[rank] = RankStatus(
@@ -220,18 +221,18 @@ class Job:
         self.send(rank // self.per_node)
 
     def all(self, stage: Stage, *, step: int = 5, condition: Condition = Condition.CLEAN) -> None:
-        """Every rank says so, one after the other."""
+        """Report this stage for every rank, one after the other."""
         for rank in sorted(self.core.world.ranks):
             self.say(rank, stage, step=step, condition=condition)
 
     def kill(
         self, rank: int, cause: str = "signal 9 (SIGKILL)", *, step: int = 5, kind: str = "", warm: bool = False
     ) -> None:
-        """The rank's process dies."""
+        """Let the rank's process die."""
         self.say(rank, Stage.DEAD, cause=cause, step=step, kind=kind, warm=warm)
 
     def wait(self, length_s: float) -> list[Action]:
-        """Time passes, and the agents are heard meanwhile."""
+        """Let time pass; the agents report meanwhile."""
         self.now_s += length_s
         for node in range(self.nodes):
             if self.holder(node) not in self.silent:
@@ -242,7 +243,7 @@ class Job:
         return self._take(self.core.tick(self.now_s))
 
     def train(self, steps: int, step_s: float = STEP_S) -> "Job":
-        """So many steps are committed, each of this length, and the agents are heard after each."""
+        """Commit `steps` steps of `step_s` each; the agents report after each."""
         first = self.progress.step + 1 if self.progress is not None else 6
         for step in range(first, first + steps):
             self.progress = Progress(step=step, age_s=0.0)
@@ -250,7 +251,7 @@ class Job:
         return self
 
     def silent_for(self, length_s: float, beat_s: float = 0.25) -> list[Action]:
-        """Nothing is committed for so long; the agents are heard."""
+        """Let `length_s` pass without a commit; the agents report."""
         out: list[Action] = []
         assert self.progress is not None
         step, begun_s = self.progress.step, self.now_s - self.progress.age_s
@@ -261,14 +262,14 @@ class Job:
         return out
 
     def silent_until_asked(self, limit_s: float) -> float:
-        """Nothing is committed until the manager asks why; how long that was from here on."""
+        """Commit nothing until the manager asks for the reason. Return how long that took."""
         begun_s = self.now_s
         while self.phase is Phase.RUNNING and self.now_s - begun_s < limit_s:
             self.silent_for(0.25)
         return self.now_s - begun_s
 
     def hear_evidence(self, node: int, evidence: Mapping[int, Evidence], *, asked: bool = True) -> list[Action]:
-        """The node's agent reports."""
+        """Send evidence of the node's agent."""
         probe = self.directive.probe if asked else 0
         of_rank = {JobRank(rank): known for rank, known in evidence.items()}
         return self._take(self.core.hear_evidence(self.holder(node), probe, of_rank, self.now_s))
@@ -276,7 +277,7 @@ class Job:
     # ---- whole stretches
 
     def paused(self, newcomers: tuple[int, ...] = (0,)) -> "Job":
-        """Newcomers are empty, all others clean: the plan is out."""
+        """Pause all ranks: newcomers are empty, all others clean. The plan is published then."""
         for rank in sorted(self.core.world.ranks):
             if rank in newcomers:
                 self.say(rank, Stage.PAUSED, step=-1, condition=Condition.EMPTY)
@@ -285,13 +286,13 @@ class Job:
         return self
 
     def recovered(self) -> "Job":
-        """The world is built and one more step committed."""
+        """Build the world and commit one more step."""
         for stage in (Stage.JOINED, Stage.RESTORED):
             self.all(stage)
         self.all(Stage.COMMITTED, step=6)
         return self
 
-    # ---- what came out
+    # ---- results
 
     @property
     def generation(self) -> int:
@@ -302,12 +303,12 @@ class Job:
         return self.core.phase
 
     def at(self, phase: Phase) -> bool:
-        """The job stands in this phase."""
+        """Return whether the job is in this phase."""
         return self.phase is phase
 
     @property
     def directive(self) -> Directive:
-        """The newest that was published."""
+        """Newest published directive."""
         published = [action.directive for action in self.actions if isinstance(action, Publish)]
         return published[-1]
 
@@ -329,21 +330,21 @@ class Job:
 
     @property
     def stopped(self) -> JobEnded:
-        """How the job ended."""
+        """End of the job, with its reason."""
         return next(action for action in self.actions if isinstance(action, JobEnded))
 
     @property
     def members(self) -> list[int]:
-        """The ranks of the present world."""
+        """Ranks of the present world."""
         return [order.rank for order in self.directive.ranks]
 
     def did(self, kind: type[Action]) -> list[Any]:
-        """All actions of one kind."""
+        """Return all actions of one kind."""
         return [action for action in self.actions if isinstance(action, kind)]
 
     def _take(self, actions: list[Action]) -> list[Action]:
         self.actions += actions
         for action in actions:
             if isinstance(action, Publish) and action.directive.order is not Order.FORM:
-                self.ledger = action.directive.ledger  # an agent gives back what it was told last
+                self.ledger = action.directive.ledger  # an agent returns the ledger that it received last
         return actions

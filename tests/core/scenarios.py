@@ -1,4 +1,4 @@
-"""Jobs in which something is wrong with one rank or a few, as their agents would see them."""
+"""Jobs with a fault of one rank or a few, as their agents would report them."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -37,33 +37,33 @@ PATTERN = (
     (Operation.ALLREDUCE, 1 << 20),
     (Operation.ALLGATHER, 256),
 )
-"""What each rank calls, over and over. Number 57 is the third of them."""
+"""Repeated sequence of calls of each rank. Number 57 is the third of them."""
 CLOSED = PythonError(
     "RuntimeError", "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [::1]:4", "train.py:9 in f"
 )
 
 
 def known_of(**facts: Any) -> Evidence:
-    """What these facts are, by their names; nothing else is known."""
+    """Return evidence of these facts, given by name, and of nothing else."""
     assert facts.keys() <= set(FACTS)
     return of_facts(facts)
 
 
 def but(known: Evidence, **facts: Any) -> Evidence:
-    """The same, with these facts."""
+    """Return the same evidence, with these facts replaced."""
     return known_of(**{**flat(known), **facts})
 
 
 def diagnosed(
     evidence: Mapping[int, Evidence], members: Iterable[int] = (), hang: Hang | None = None, cuts: Collection[Cut] = ()
 ) -> Diagnosis | None:
-    """The diagnosis of a job whose ranks are given by plain numbers; without members, of those with evidence."""
+    """Return the diagnosis of a job. Ranks are plain numbers; without `members` the ranks with evidence are the job."""
     of_rank = {JobRank(rank): known for rank, known in evidence.items()}
     return diagnose(of_rank, tuple(map(JobRank, members)) or None, hang, cuts)
 
 
 def call(number: int, comm: int = WORLD, *, opened: bool = False, **more: Any) -> Collective:
-    """Collective `number`, as everybody calls it."""
+    """Return collective `number` as every rank calls it."""
     op, size = PATTERN[(number - 1) % len(PATTERN)]
     age_s = (NUMBER - number) * 0.1 + 3.0
     values: dict[str, Any] = {"op": op, "bytes": size, "entered_s": age_s, "left_s": None if opened else age_s - 0.05}
@@ -71,16 +71,16 @@ def call(number: int, comm: int = WORLD, *, opened: bool = False, **more: Any) -
 
 
 def history(until: int, comm: int = WORLD, length: int = 12) -> tuple[Collective, ...]:
-    """The calls up to this one, all ended, the newest in front."""
+    """Return the calls up to this one, the newest first. All of them have ended."""
     return tuple(call(number, comm) for number in range(until, max(0, until - length), -1))
 
 
 QUIET = Stillness(window_s=1.5, main="a lock, with a time limit", io_bytes=0, disks_idle=False)
-"""Nothing has run but what always does. So is a rank that waits in a collective."""
+"""Nothing has run except the threads that always run. A rank that waits in a collective is in this state."""
 
 
 def base(rank: int, world: int) -> Evidence:
-    """A rank that is well, with nothing open."""
+    """Return the evidence of a healthy rank with no open call."""
     return known_of(
         node=rank // 2,
         process=Process(pid=4000 + rank, state=RunState.SLEEPING, wchan="futex_wait_queue", busy=0.01, still=QUIET),
@@ -95,7 +95,7 @@ def base(rank: int, world: int) -> Evidence:
 
 
 def entered(known: Evidence, number: int = NUMBER, **more: Any) -> Evidence:
-    """It waits in this collective."""
+    """Return the evidence of a rank that waits in this collective."""
     calls = (call(number, opened=True, **more), *(one for one in known.calls.collectives if one.number < number))
     table = tuple(replace(one, number=number) if one.comm == WORLD else one for one in known.calls.communicators)
     return but(known, collectives=calls, communicators=table, clocks=Clocks(0.1, 0.0, 3.0))
@@ -105,12 +105,12 @@ Change = Callable[[Evidence], Evidence]
 
 
 def process(**facts: Any) -> Change:
-    """It does not enter, and /proc says this."""
+    """Return a change: the rank does not enter, and /proc shows these facts of its process."""
     return lambda known: replace(known, process=replace(known.process, **facts))  # type: ignore[type-var]
 
 
 def facts(**more: Any) -> Change:
-    """It does not enter, and this is known of it."""
+    """Return a change: the rank does not enter, and these facts are known of it."""
     return lambda known: but(known, **more)
 
 
@@ -133,14 +133,14 @@ def crashed(signum: int, sender: Sender | None = None, *frames: str) -> Change:
 
 
 def native(wchan: str, *stack: str, gil_s: float = 0.0, waits: str = "") -> Change:
-    """Python's main thread does not answer."""
+    """Return a change: Python's main thread does not answer."""
     still = replace(QUIET, waits=(f"its main thread waits for {waits}",) if waits else ())
     return both(process(wchan=wchan, still=still), facts(clocks=Clocks(0.1, gil_s, 3.0), stack=stack))
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One sort of fault: how the culprits look, how the others look, and what must be found."""
+    """Kind of fault: the evidence of the culprits and of the other ranks, and the expected diagnosis."""
 
     kind: Kind
     culprit: Change
@@ -149,18 +149,18 @@ class Fault:
     words: tuple[str, ...] = ()
     cuts: bool = False
     relative: bool = False
-    """It is seen only by comparison with the majority."""
+    """Only a comparison with the majority shows it."""
     victims: bool = True
     proven: bool = True
 
     def evidence(self, culprits: Collection[int] = (2,), world: int = 4) -> dict[int, Evidence]:
-        """Of all ranks."""
+        """Return the evidence of all ranks."""
         return {rank: (self.culprit if rank in culprits else self.others)(base(rank, world)) for rank in range(world)}
 
     def diagnosis(
         self, evidence: Mapping[int, Evidence], culprits: Collection[int] = (2,), world: int = 4
     ) -> Diagnosis | None:
-        """Of the diagnosis."""
+        """Return the diagnosis that follows from the evidence."""
         away = {rank // 2 for rank in culprits}
         nodes = set(range((world + 1) // 2)) - away
         cuts = [Cut(*map(NodeRank, pair)) for lost in away for node in nodes for pair in ((lost, node), (node, lost))]
@@ -172,7 +172,7 @@ def _raised(kind: str, message: str, where: str = "train.py:31 in step") -> Chan
 
 
 def _leaves(status: str) -> Change:
-    """Says so while it still lives."""
+    """Return a change: the process reports its exit while it still lives."""
     return facts(error=PythonError("SystemExit", status, "train.py:31 in step"))
 
 
@@ -396,4 +396,4 @@ FAULTS = {
         victims=False,
     ),
 }
-"""All faults. With more than one culprit each looks the same."""
+"""All faults. If there are several culprits, all have the same evidence."""

@@ -1,4 +1,4 @@
-"""One node's table: fence before start, one order once, nothing after the stop."""
+"""The table of one node: fence before start, each order once, nothing after the stop."""
 
 import pytest
 
@@ -93,7 +93,7 @@ def test_a_death_is_told_at_once_and_its_successor_started_when_the_manager_want
 
 
 def test_a_dead_rank_has_the_step_that_its_process_noted() -> None:
-    """A step that it noted in an older world counts only once the newer world has committed one."""
+    """A step noted in an older world counts only after the newer world has committed a step."""
     it = node()
     it.report(R0, report(Stage.RESTORED))
     it.report(R1, report(Stage.COMMITTED))

@@ -17,7 +17,7 @@ def of(detail: str) -> Cause:
 
 
 def reported(status: int | None, cause: str, error: str = "") -> Cause:
-    """As an agent tells of it."""
+    """Return the cause as an agent reports it."""
     stage = Stage.PAUSED if status is None else Stage.DEAD
     return of_report(
         RankStatus(rank=R1, incarnation=0, generation=0, stage=stage, cause=cause, status=status, error=error)
@@ -25,7 +25,7 @@ def reported(status: int | None, cause: str, error: str = "") -> Cause:
 
 
 def faults():
-    """Faults that are all of different steps."""
+    """Yield faults that are all at different steps."""
     return ([Fault(0, step, of("no"))] for step in range(1_000_000))
 
 
@@ -92,7 +92,7 @@ def test_no_window_holds_more_than_the_budget(limit: int, window_s: float, gaps_
 
 
 def repeat(budget: Budget, times: int, *, every_s: float = 0.0) -> list[Charge]:
-    """The same fault again and again; whenever it is said that all start anew, they do."""
+    """Charge the same fault again and again, with a restart of all whenever the budget requires one."""
     charges = []
     for time in range(times):
         charges.append(budget.charge([Fault(R1, 7, of("no"))], now_s=time * every_s))
@@ -124,7 +124,7 @@ def test_a_fault_that_repeats_after_all_have_started_anew_is_refused_at_the_thir
 def test_a_fault_that_strikes_again_after_all_have_started_anew_has_them_do_so_again() -> None:
     budget = Budget()
     budget.charge([Fault(R1, 7, of("no"))])
-    budget.restarted()  # for a reason of its own
+    budget.restarted()  # for a different reason
     assert budget.charge([Fault(R0, 7, of("no"))]).anew == ""
     assert budget.charge([Fault(R1, 7, of("no"))]).anew
 
@@ -154,7 +154,7 @@ def test_another_rank_step_or_cause_is_another_fault(other: Fault) -> None:
     ],
 )
 def test_which_causes_are_the_same(first: tuple[int, str, str], second: tuple[int, str, str], same: bool) -> None:
-    """Numbers in an error do not count, nor what is told of it in words."""
+    """Neither numbers in an error nor the wording of its description count."""
     budget = Budget()
     assert not any(budget.charge([Fault(R1, 7, reported(*cause))]).anew for cause in (first, second))
     assert bool(budget.charge([Fault(R1, 7, reported(*first))]).anew) is same
@@ -193,7 +193,7 @@ def test_an_error_of_the_script_that_fresh_processes_repeat_ends_the_job() -> No
     budget = Budget()
     assert budget.charge([raised(R1)]).granted
     budget.restarted()
-    refused = budget.charge([raised(R0)])  # whichever rank is heard first
+    refused = budget.charge([raised(R0)])  # whichever rank reports first
     assert not refused.granted
     assert refused.reason.startswith("rank 0 failed at step 7 as a rank did before all processes started anew")
     assert "a.py:3 in train: ValueError: bad batch" in refused.reason
@@ -201,7 +201,7 @@ def test_an_error_of_the_script_that_fresh_processes_repeat_ends_the_job() -> No
 
 
 def test_an_error_that_comes_again_from_copies_has_all_start_anew() -> None:
-    """New processes of all ranks went on with the state of those before: the next ones start without it."""
+    """New processes of all ranks resumed with the state of the former ones. The next processes start without it."""
     budget = Budget()
     assert not budget.charge([raised(R1)]).anew
     budget.renewed()
@@ -252,7 +252,7 @@ def test_which_errors_are_the_scripts_own(error: str, kind: str, own: bool) -> N
 
 
 def test_small_numbers_tell_the_ranks_of_one_start_apart() -> None:
-    """Three ranks that miss three things are no typo of all; the same rank that misses one of them again is."""
+    """Errors of one start that differ in a small number are no common typo. Those of different starts count as one."""
     budget = Budget()
 
     def missing(*indexes: int) -> list[Fault]:

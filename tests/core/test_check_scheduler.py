@@ -1,4 +1,4 @@
-"""When nodes are checked, with whom, and what they are told: the manager's scheduler, with agents that obey at once."""
+"""When and with whom nodes are checked, and their orders: the manager's scheduler, with agents that obey at once."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ WELL = Own(ok=True, compute_tflops=1.0, memory_gbps=10.0, loopback_gbps=5.0, dis
 
 
 class Cluster:
-    """Nodes that report, and a manager's scheduler that hears them."""
+    """Nodes that report, and a manager's scheduler that receives their reports."""
 
     def __init__(self, places: int, **limits: float) -> None:
         policy = Policy(job_id="job", node_count=places, ranks_per_node=1, node_check=NodeCheckPolicy(**limits))
@@ -35,7 +35,7 @@ class Cluster:
         self.told: dict[str, list[Any]] = {}
 
     def come(self, *names: str, check: CheckState | None = None, **more: Any) -> None:
-        """These nodes start, each wanting to be checked, meant for the place that its name ends with."""
+        """Start these nodes. Each wants to be checked, and to have the place that its name ends with."""
         for name in names:
             self.statuses[name] = NodeStatus(
                 job_id="job", node_rank=NodeRank(-1), agent_id=name, sequence=0, node_count=0, ranks=(),
@@ -55,7 +55,7 @@ class Cluster:
         del self.statuses[name], self.world.candidates[name]
 
     def turn(self, passed_s: float = 0.25) -> None:
-        """Time passes, and every agent hears what it is to do and does it at once."""
+        """Let time pass. Every agent receives its order and obeys at once."""
         self.now_s += passed_s
         self.did += self.scheduler.tick(self.world, forming=self.forming, now_s=self.now_s)
         for name, status in list(self.statuses.items()):

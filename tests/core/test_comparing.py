@@ -1,4 +1,4 @@
-"""Which replicas no more hold the same, and what comes of it."""
+"""Replicas that no longer hold the same state, and the consequences."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ ODD = 2
 
 
 def compared(*steps: str, sets: str = "aaaa") -> tuple[StateComparison, list[StateSplit], list[tuple[str, str]]]:
-    """Each text: a letter for the weights of each rank in turn, after a slash for its optimizer; `-`: unread."""
+    """Compare digests. Each text: a letter per rank for its weights, then a slash and its optimizers; `-`: unread."""
     comparison = StateComparison()
     comparison.begin(0)
     keys: dict[JobRank, str | None] = {JobRank(rank): key for rank, key in enumerate(sets)}
@@ -103,7 +103,7 @@ def test_ranks_that_are_never_heard_together_cost_no_memory() -> None:
     assert len(comparison._heard) <= 64
 
 
-# ---- what comes of it
+# ---- consequences
 
 
 def training(*, ranks: int = 4, on: bool = True, copies: bool = False, **more: Any) -> Job:
@@ -115,7 +115,7 @@ def training(*, ranks: int = 4, on: bool = True, copies: bool = False, **more: A
 
 
 def digests(job: Job, step: int, values: dict[int, str]) -> None:
-    """All ranks report the digests of this step: "x", or those that are given."""
+    """Report the digests of this step for all ranks: "x", or the given values."""
     for rank in sorted(job.core.world.ranks):
         known = StateDigest(step=step, weights=values.get(rank, "x"), optimizer="o")
         job.statuses[rank] = replace(job.statuses[rank], digests=(known,), step=step, at_s=job.now_s + step)
@@ -171,7 +171,7 @@ def test_of_two_ranks_nobody_is_replaced_without_copies() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_with_copies_all_go_back_to_a_step_at_which_all_were_equal(ranks: int) -> None:
-    """The newer copies, and all that lives, may have what came of it."""
+    """The newer copies, and every living state, may be affected by the corruption."""
     job = training(ranks=ranks, copies=True)
     digests(job, 20, {1: "y"})
     assert job.phase is Phase.PAUSING

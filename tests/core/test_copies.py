@@ -1,4 +1,4 @@
-"""Jobs whose ranks copy a state that no other rank has: all go back to the newest copies, and never to a mixture."""
+"""Jobs whose ranks copy a state that no other rank has: all return to the newest copies, and never to a mixture."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ def copies(*steps: int, of: Iterable[int]) -> tuple[StateCopy, ...]:
 
 
 def sharded(nodes: int = 1, per_node: int = 4, allowed: tuple[Strategy, ...] = ALL, sets: int = 4) -> Job:
-    """Rank r alone holds shard r, and has copies of steps 2 and 4."""
+    """Return a job in which rank r alone holds shard r, with copies of steps 2 and 4."""
     job = Job(nodes, per_node, allowed)
     job.replicas = {rank: f"shard {rank % sets}" for rank in range(nodes * per_node)}
     job.copies = {rank: copies(2, 4, of=[rank]) for rank in range(nodes * per_node)}
@@ -30,7 +30,7 @@ def sharded(nodes: int = 1, per_node: int = 4, allowed: tuple[Strategy, ...] = A
 
 
 def pause(job: Job, lost: Iterable[int], step: int = 5) -> WorldPlan | None:
-    """Newcomers for the lost ranks and all others have paused: the plan, if there is one."""
+    """Pause newcomers for the lost ranks and all others. Return the plan, if there is one."""
     lost = [*lost]
     for rank in sorted(job.core.world.ranks):
         condition = Condition.EMPTY if rank in lost else Condition.CLEAN
@@ -55,7 +55,7 @@ def test_all_go_back_to_the_newest_copies() -> None:
 
 
 def test_the_newest_step_is_the_one_that_all_have() -> None:
-    """A copy was being made as a rank died."""
+    """Rank 3 died while a copy was being written."""
     job = sharded()
     assert job.copies is not None
     job.copies[3] = copies(2, of=[3])
@@ -66,7 +66,7 @@ def test_the_newest_step_is_the_one_that_all_have() -> None:
 
 
 def test_first_copies_that_are_heard_of_with_a_death_count() -> None:
-    """All have them, and the rank that told its agent so has died before the manager heard of either."""
+    """Every rank has copies. The rank that reported this died before the manager received the report."""
     job = sharded()
     first, job.copies = job.copies, None
     job.all(Stage.TRAINING)
@@ -145,7 +145,7 @@ def test_a_smaller_world_never_takes_copies_for_the_ranks_that_it_lacks() -> Non
 
 
 def test_a_second_fault_goes_back_no_further_than_it_must() -> None:
-    """Ranks 0 and 1 are at the copies' step already; rank 2 dies while it loads its own, and its newcomer has it."""
+    """Ranks 0 and 1 are already at the copies' step. Rank 2 dies while it loads its copy; its newcomer can read it."""
     job = sharded()
     job.kill(3)
     pause(job, [3])
@@ -174,7 +174,7 @@ def test_the_steps_that_are_done_again_are_told_once() -> None:
 
 
 def saving(saved: dict[int, int], known: tuple[StateCopy, ...] | None = None) -> Job:
-    """Rank r alone holds shard r; some know of a checkpoint."""
+    """Return a job in which rank r alone holds shard r. Some ranks know of a checkpoint."""
     job = Job(1, 4, ALL)
     job.replicas = {rank: f"shard {rank}" for rank in range(4)}
     job.copies = None if known is None else dict.fromkeys(range(4), known)
@@ -183,7 +183,7 @@ def saving(saved: dict[int, int], known: tuple[StateCopy, ...] | None = None) ->
 
 
 def test_where_nobody_else_has_it_all_go_back_to_the_newest_checkpoint() -> None:
-    """Rank 0 died as the last one was written: what one rank knows to be complete is."""
+    """Rank 0 died as the last checkpoint was written. It counts if one rank knows that it is complete."""
     job = saving({0: 2, 1: 4, 2: 2, 3: 4})
     job.kill(3)
     job.saved = {0: 2, 1: 4, 2: 2}
@@ -223,7 +223,7 @@ def test_no_smaller_world_goes_back_to_a_checkpoint() -> None:
 
 
 def shared(nodes: int, per_node: int, *steps: int) -> Job:
-    """All ranks hold the same; the first of each node has copies of it, the others of their places."""
+    """Return a job with equal ranks. The first rank of each node copies the state, the others their places."""
     job = Job(nodes, per_node, ALL)
     job.copies = {
         rank: tuple(StateCopy(of=JobRank(rank), step=step, place=rank % per_node != 0) for step in steps)
@@ -286,7 +286,7 @@ def test_a_rank_that_has_lost_something_of_its_own_has_all_go_back(own: Unshared
 
 
 def test_what_is_a_ranks_own_serves_no_other() -> None:
-    """Rank 1 has nothing of its own, and rank 0 alone is left."""
+    """Rank 1 has no state of its own, and only rank 0 is left."""
     held = {
         JobRank(0): status(0, condition=Condition.CLEAN, own=Unshared.ALONE, copies=()),
         JobRank(1): status(1, condition=Condition.EMPTY, copies=()),
@@ -318,7 +318,7 @@ def test_without_copies_it_is_left_out() -> None:
 
 
 def status(rank: int, **said: Any) -> RankStatus:
-    """A paused rank at step 5 with copies of steps 2 and 4."""
+    """Return the status of a paused rank at step 5, with copies of steps 2 and 4."""
     step = -1 if said["condition"] is Condition.EMPTY else 5
     known = {"copies": copies(2, 4, of=[rank]), **said}
     return RankStatus(
@@ -327,7 +327,7 @@ def status(rank: int, **said: Any) -> RankStatus:
 
 
 def test_ranks_outside_get_new_processes_that_go_on_from_copies() -> None:
-    """A rank dies behind the training function, where nobody can be kept."""
+    """A rank dies after the training function, where no process can be kept."""
     job = shared(1, 2, 2, 4)
     job.all(Stage.FINISHED, step=5)
     job.all(Stage.RELEASED, step=5)

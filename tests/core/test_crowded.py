@@ -1,4 +1,4 @@
-"""What comes while something else is under way. `tests/sim/crowded.py` has found these."""
+"""Events that come while something else is in progress. `tests/sim/crowded.py` has found these cases."""
 
 import pytest
 from msgspec.structs import replace
@@ -11,11 +11,11 @@ from tests.core.driver import Job
 
 
 def test_no_world_is_planned_to_which_a_lost_node_belongs() -> None:
-    """Too few are heard to decide about the only node that is left: its silence is waited out, and no plan is made."""
+    """Too few nodes report to decide about the only node left. The manager waits out its silence and plans nothing."""
     job = Job(nodes=2, per_node=1, allowed=(Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
     job.kill(0)
     assert job.members == [1]
-    job.now_s += 2.0  # node 0, which has to know of the next world, is not heard just now
+    job.now_s += 2.0  # node 0, which has to know of the next world, does not report at the moment
     job.say(1, Stage.PAUSED)
     assert job.phase is Phase.ANNOUNCING
     job.core.world.nodes.dead_nodes.add(NodeRank(1))
@@ -53,7 +53,7 @@ def test_a_newcomer_that_has_got_its_state_dumps_it_when_all_others_die() -> Non
     ],
 )
 def test_a_world_that_another_manager_has_planned_under_the_same_number_is_followed(stage: Stage, phase: Phase) -> None:
-    """Both have seen the same loss; the agents have not heard of this manager yet and obey the other one's plan."""
+    """Both managers have seen the same loss. The agents have no order of this one yet and obey the other one's plan."""
     job = Job(nodes=1, per_node=2).up()
     job.kill(0)
     assert job.phase is Phase.PAUSING
@@ -63,7 +63,7 @@ def test_a_world_that_another_manager_has_planned_under_the_same_number_is_follo
 
 
 def test_a_node_that_comes_back_and_refuses_leads_to_a_plan_that_dumps() -> None:
-    """Nothing has failed, so that no cause is known; the plan must not pass for one to train by."""
+    """Nothing has failed, so no cause is known. The manager must not mistake the plan for one to train by."""
     allowed = (Strategy.ELASTIC_TRAINING, Strategy.DUMP, Strategy.EXIT)
     job = Job(nodes=2, per_node=1, allowed=allowed, dump_to=b"/shelf", min_nodes=2).up()
     world = job.core.world

@@ -19,12 +19,12 @@ from taskd.wire.messages import Condition, RankStatus, Stage
 
 
 def policy(*allowed: Strategy, min_nodes: int = 1, checkpoints: bool = False) -> StrategyPolicy:
-    """A job of four nodes that allows these strategies."""
+    """Return the strategy policy of a job of four nodes that allows these strategies."""
     return StrategyPolicy(allowed, min_nodes=min_nodes, dump_to=b"/shelf" if checkpoints else b"")
 
 
 def holds(step: int, condition: Condition, replicas: str = "") -> RankStatus:
-    """A rank that has paused with this state."""
+    """Return the status of a rank that has paused with this state."""
     return RankStatus(
         rank=JobRank(0),
         incarnation=0,
@@ -287,7 +287,7 @@ def test_torchruns_own_minimum_of_nodes_holds(least: int, chosen: Strategy) -> N
 
 
 def test_who_starts_processes_anew_by_itself_is_left_to_it() -> None:
-    """Then the job ends where all would start anew; what keeps the living ones is tried all the same."""
+    """The job ends where all would be restarted. Strategies that keep the living processes are tried all the same."""
     elsewhere = replace(ALL, restart_all=False, allowed=(Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.RECOVER))
     assert choose(Situation(lost=(JobRank(1),)), elsewhere, {}).strategy is Strategy.RECOVER_IN_PLACE
     refused = Situation(lost=(JobRank(1),), refusals=KeepingRefusals(no_newcomer="rank 0: PowerSGD"))

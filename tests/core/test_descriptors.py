@@ -1,4 +1,4 @@
-"""What is done about the descriptors of torchrun: nothing, a higher soft limit, or no taskd in it."""
+"""Remedies if torchrun has too few descriptors: none needed, a higher soft limit, or torchrun without taskd."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_everything_that_a_job_has_more_of_costs() -> None:
 
 @pytest.mark.parametrize(("ranks", "most"), [(2, 86), (4, 117), (8, 177)])
 def test_the_count_is_no_less_than_what_was_measured(ranks: int, most: int) -> None:
-    """Most descriptors that torchrun had open while half of its ranks were killed, twice; and no wild guess."""
+    """`most`: highest number that torchrun had open while half of its ranks were killed, twice."""
     assert most <= needed(ranks) <= most + 10
 
 

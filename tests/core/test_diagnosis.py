@@ -1,4 +1,4 @@
-"""From evidence to diagnosis: each kind of fault, whatever the ranks are called, and whoever else is not heard."""
+"""From evidence to diagnosis: each kind of fault, whatever the ranks' numbers, and whichever other ranks are silent."""
 
 from collections.abc import Iterator, Mapping
 from time import process_time
@@ -44,12 +44,12 @@ def test_each_fault_is_named_with_its_culprit_and_its_victims(fault: Fault) -> N
 
 def test_there_is_a_fault_and_a_word_for_each_kind() -> None:
     shown = {fault.kind for fault in FAULTS.values()} | {Kind.SILENT, Kind.STALLED, *VICTIMS, *PACES}
-    shown.add(Kind.CORRUPTED)  # by what the ranks report of their states: `test_comparing.py`
+    shown.add(Kind.CORRUPTED)  # from the states that the ranks report: `test_comparing.py`
     assert shown == set(Kind) == set(WORDS)
 
 
 def cases() -> Iterator[tuple[Mapping[int, Evidence], Hang | None, tuple[Cut, ...]]]:
-    """All faults, and what is no fault of one rank."""
+    """Yield all faults, and cases that are no fault of a single rank."""
     for fault in FAULTS.values():
         yield (
             fault.evidence(),
@@ -67,7 +67,7 @@ def cases() -> Iterator[tuple[Mapping[int, Evidence], Hang | None, tuple[Cut, ..
 
 @pytest.mark.parametrize("index", range(len(RULES)), ids=[rule.find.__name__.strip("_") for rule in RULES])
 def test_each_rule_is_needed(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, some fault is told otherwise."""
+    """Without the rule, some fault gets a different diagnosis."""
 
     def told() -> list[tuple[Kind, tuple[int, ...]] | None]:
         diagnoses = (diagnosed(evidence, range(4), hang, cuts) for evidence, hang, cuts in cases())
@@ -110,7 +110,7 @@ def test_other_numbers_for_the_ranks_change_nothing_else(fault: Fault, order: li
 def test_without_the_evidence_of_victims_no_culprit_becomes_one(
     fault: Fault, culprits: set[int], gone: set[int]
 ) -> None:
-    """What only a comparison shows needs a majority of ranks that are right."""
+    """A fault that only a comparison shows needs a majority of healthy ranks."""
     culprits = {min(culprits)} if fault.cuts else culprits
     evidence = fault.evidence(culprits, 8)
     before = fault.diagnosis(evidence, culprits, 8)
@@ -133,7 +133,7 @@ def test_without_the_evidence_of_victims_no_culprit_becomes_one(
 @given(number=st.integers(1, 40), in_it=st.sets(st.integers(0, 7)), silent=st.sets(st.integers(0, 7), max_size=3))
 @SETTINGS
 def test_a_job_that_goes_on_has_no_diagnosis(number: int, in_it: set[int], silent: set[int]) -> None:
-    """Some wait for the others, as always; some nodes may not have answered."""
+    """Some ranks wait for the others, as in every job. Some nodes may not have answered."""
     evidence = {rank: entered(base(rank, 8)) if rank in in_it else base(rank, 8) for rank in range(8)}
     heard = {rank: known for rank, known in evidence.items() if rank not in silent}
     assert diagnosed(heard, range(8)) is None

@@ -1,4 +1,4 @@
-"""How a job ends: nodes that go, ranks that finish, and a second resilient function."""
+"""Ends of a job: nodes that leave, ranks that finish, and a second resilient function."""
 
 import pytest
 from msgspec.structs import replace
@@ -30,7 +30,7 @@ def test_a_node_that_fell_silent_while_the_job_formed_is_missed() -> None:
 
 
 def test_nodes_that_are_missing_are_named_once() -> None:
-    """torchrun runs on the first node, and the second one's agent reports to nobody, or to another manager."""
+    """torchrun runs on the first node. The second node's agent reports to no manager, or to a different one."""
     job = Job(nodes=2, per_node=1)
     job.send(0)
     told: list[str] = []
@@ -65,7 +65,7 @@ def test_a_torchrun_that_ends_is_no_fault_of_its_ranks() -> None:
 
 
 def test_a_node_that_was_told_to_stop_is_not_lost_while_its_ranks_run() -> None:
-    """They may agree with the others to stop, and save: nobody is paused, and all that end well end the job well."""
+    """The ranks may agree to stop and save. No rank is paused, and the job ends well if all of them do."""
     job = Job(nodes=2, per_node=1).up()
     job.hear(replace(job.status(0), leaving=True))
     assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
@@ -88,7 +88,7 @@ def test_a_node_that_was_told_to_stop_is_lost_with_its_first_rank() -> None:
 
 @pytest.mark.parametrize("first", ["exits", "is lost"])
 def test_a_node_that_stopped_behind_its_training_is_not_waited_for(first: str) -> None:
-    """Its last report did not arrive: it speaks of ranks that were let go, and nothing more comes."""
+    """The last report did not arrive: the newest one shows released ranks, and nothing more comes."""
     job = Job(nodes=2, per_node=1).up()
     job.hear(replace(job.status(0), leaving=True))
     job.all(Stage.FINISHED)
@@ -104,7 +104,7 @@ def test_a_node_that_stopped_behind_its_training_is_not_waited_for(first: str) -
 
 
 def test_a_node_that_was_told_to_stop_and_falls_silent_is_lost() -> None:
-    """It was told to stop, and its power was cut before it had: its ranks' peers wait for them."""
+    """The node was asked to stop and lost power before it had stopped. The peers of its ranks wait for them."""
     job = Job(nodes=2, per_node=1).up()
     job.hear(replace(job.status(0), leaving=True))
     job.silence(0)
@@ -135,7 +135,7 @@ def test_a_second_resilient_function_reopens_the_job() -> None:
     job.all(Stage.FINISHED, step=6)
     job.say(0, Stage.TRAINING, step=6)
     assert job.at(Phase.FINISHING)
-    job.say(1, Stage.FINISHED, step=9)  # its TRAINING was lost on the way
+    job.say(1, Stage.FINISHED, step=9)  # its TRAINING report was lost
     assert (job.phase, job.order) == (Phase.RUNNING, Order.RUN)
     job.say(0, Stage.FINISHED, step=9)
     assert job.order is Order.RELEASE
@@ -162,7 +162,7 @@ def test_a_loss_after_the_end_restarts_when_nobody_comes_back() -> None:
 
 
 def test_a_script_that_fails_after_its_last_step_has_all_start_anew_at_once() -> None:
-    """Nobody knows how long the others compute there, and torchrun would not wait for them either."""
+    """The duration of the others' work after training is unknown, and torchrun would not wait for them either."""
     job = Job(per_node=3).up()
     job.all(Stage.FINISHED, step=6)
     job.say(0, Stage.EXITED)

@@ -1,4 +1,4 @@
-"""What an agent knows of a process: exit statuses in words, and evidence that travels unchanged."""
+"""An agent's knowledge of a process: exit statuses in words, and evidence that is sent unchanged."""
 
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
@@ -188,7 +188,7 @@ def test_evidence_is_the_same_as_one_table_of_facts(fault: Fault) -> None:
 
 
 def test_a_fact_keeps_its_name_in_records() -> None:
-    """Those of evidence are keys of `faults/NNNN.json` and of `taskd job --json`, which older versions have written."""
+    """Facts of evidence are keys of `faults/NNNN.json` and of `taskd job --json`, which older versions have written."""
     assert set(FACTS) == {
         "node", "process", "cgroup", "life_lost", "ending", "fatal", "terminated_by", "error", "clocks", "step",
         "step_s", "standing", "standing_s", "communicators", "collectives", "data_wait_s", "kernel_s", "full_disk",
@@ -210,7 +210,7 @@ def test_evidence_cannot_be_changed_and_nothing_has_to_be_known() -> None:
 
 @pytest.mark.parametrize("row", [*FAILED, *STANDSTILL, *STUCK], ids=lambda row: row.kind.name.lower())
 def test_each_row_has_a_fault_that_it_alone_explains(row: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it, some fault would be of another kind, or of none."""
+    """Without the row, some fault would get a different kind, or none."""
 
     def told() -> list[Kind | None]:
         kinds: list[Kind | None] = []
@@ -230,7 +230,7 @@ def test_each_row_has_a_fault_that_it_alone_explains(row: object, monkeypatch: p
         monkeypatch.setattr(
             f"taskd.core.diagnosis.conditions.{name}", tuple(other for other in table if other is not row)
         )
-    with pytest.raises((AssertionError, StopIteration)):  # no row at all holds, or another one
+    with pytest.raises((AssertionError, StopIteration)):  # no row holds, or a different one
         assert told() == before
 
 

@@ -1,4 +1,4 @@
-"""Faults that kill or disturb a rank: what is told of each, when, and what the evidence changes."""
+"""Faults that kill or disturb a rank: the reported diagnosis, its time, and changes by later evidence."""
 
 from dataclasses import replace
 
@@ -91,7 +91,7 @@ def test_where_the_answers_explain_nothing_the_news_of_a_loss_is_waited_for() ->
 
 
 def dying(kind: str, message: str, rank: int = 2, step: int = 255) -> dict[int, Evidence]:
-    """A rank that lives, and has said what it dies of."""
+    """Return the evidence of a rank that lives and has reported its fatal error."""
     return {rank: but(base(rank, 4), step=step, error=PythonError(kind, message, "train.py:9 in f"))}
 
 

@@ -1,4 +1,4 @@
-"""Kinds of fault: what is known of each text, that the newest rule decides, and that nothing is guessed."""
+"""Kinds of fault: each known text has one, the newest rule decides, and nothing is guessed."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_what_is_known_of_a_text(kind: FaultKind | None, cause: str) -> None:
 
 @pytest.mark.parametrize("rule", BUILT_IN, ids=lambda rule: rule.pattern)
 def test_each_rule_has_a_text_that_it_alone_explains(rule: ErrorPattern) -> None:
-    """Without the rule, some text of its kind would not be known or be of another kind."""
+    """Without the rule, some text of its kind would be unknown or of a different kind."""
     texts = {FaultKind.RETRY: RETRY, FaultKind.PROCESS: PROCESS, FaultKind.NODE: NODE, FaultKind.FATAL: FATAL}
     others = tuple(other for other in BUILT_IN if other is not rule)
     assert any(classify(text, others) is not rule.kind for text in texts[rule.kind])

@@ -1,4 +1,4 @@
-"""A world that was built and commits no step: ranks that wait in different collectives are found early."""
+"""A new world that commits no step: ranks that wait in different collectives are found early."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ DEADLINE_S = 600.0
 
 
 def resuming(**more: Any) -> Job:
-    """Rank 0 was killed; its new process and rank 1 are about to make their first step."""
+    """Return a job whose rank 0 was killed. Its new process and rank 1 are about to make their first step."""
     job = Job(max_restarts=1, resume_s=DEADLINE_S, **more).up()
     job.kill(0)
     job.paused()
@@ -54,7 +54,7 @@ def test_different_calls_end_that_world_and_are_told() -> None:
 
 @pytest.mark.parametrize("evidence", [{}, answers(same=True)], ids=["nobody answers", "the same calls"])
 def test_what_may_be_work_has_its_time(evidence: dict[int, Evidence]) -> None:
-    """It is asked about again and again; the deadline stays."""
+    """The manager asks again and again; the deadline does not change."""
     job, probes = resuming(), []
     for _ in range(int(DEADLINE_S / (LOOK_S + 1.0)) - 1):
         job.wait(LOOK_S)

@@ -1,4 +1,4 @@
-"""A job that makes no progress is asked why, and what follows from the answers; and what is told of each fault."""
+"""A job without progress: the manager asks for the reason, acts on the answers, and reports each fault."""
 
 from dataclasses import replace
 
@@ -19,19 +19,19 @@ STEP_S = 0.1
 
 
 def trained(nodes: int = 1, per_node: int = 4, steps: int = 250, **more: object) -> Job:
-    """A job whose rhythm is known: steps of 0.1 s."""
+    """Return a job whose rhythm is known: steps of 0.1 s."""
     return Job(nodes=nodes, per_node=per_node, **more).up().train(steps, STEP_S)  # type: ignore[arg-type]
 
 
 def seen(fault: str, job: Job, culprits: tuple[int, ...] = (2,)) -> dict[int, Evidence]:
-    """What all agents would report of this fault, at the step that the job stands at."""
+    """Return the evidence that all agents would report of this fault, at the job's present step."""
     step = job.progress.step if job.progress is not None else 5
     found = FAULTS[fault].evidence(culprits, job.nodes * job.per_node)
     return {rank: but(known, step=step) for rank, known in found.items()}
 
 
 def standing(job: Job, **of_rank: Standing) -> dict[int, Evidence]:
-    """All ranks are well and in no collective, and say what they are about."""
+    """Return evidence of healthy ranks in no collective, each with its present activity."""
     step = job.progress.step if job.progress is not None else 5
     where = {int(name.removeprefix("rank_")): value for name, value in of_rank.items()}
     clocks = Clocks(0.1, 0.0, 0.0)
@@ -89,7 +89,7 @@ def test_the_time_of_a_recovery_is_no_slow_step() -> None:
     job.all(Stage.JOINED)
     job.all(Stage.RESTORED)
     assert job.at(Phase.RESUMING)
-    job.train(1, STEP_S)  # the agents are heard before every rank has told of the first step
+    job.train(1, STEP_S)  # the agents report before every rank has reported the first step
     job.all(Stage.COMMITTED, step=6)
     assert job.at(Phase.RUNNING)
     job.train(5, STEP_S)
@@ -127,7 +127,7 @@ def test_an_evaluation_is_no_hang_until_it_is_much_longer_than_those_before(phas
 
 @pytest.mark.parametrize("said", [None, NodeRank(9)])
 def test_an_evaluation_ends_with_the_next_step_whatever_node_its_agent_names(said: NodeRank | None) -> None:
-    """Rank 3 is of node 1. Announced under another number, no node would ever take it back."""
+    """Rank 3 is on node 1. No node would take back an evaluation that was announced under a different node number."""
     job = trained(nodes=2, per_node=2)
     rhythm = job.core.job.case.watch.rhythm.rhythm
     job.silent_for(2.5)
@@ -197,7 +197,7 @@ def test_answers_to_an_older_question_do_not_count() -> None:
 
 
 def test_a_silent_node_is_no_reason_to_replace_its_ranks() -> None:
-    """No answer has come from anywhere: the question or the answers were lost."""
+    """No answer has come from any node: the question or the answers were lost."""
     job = trained()
     job.silent_for(5.0)
     assert job.at(Phase.PAUSING)
@@ -227,12 +227,12 @@ def test_a_hang_may_be_only_told() -> None:
 
 
 def impatient(unproven_s: float = 30.0, max_restarts: int = 3) -> Job:
-    """A job with a short `unproven_s`."""
+    """Return a job with a short `unproven_s`."""
     return trained(tempo=Tempo(unproven_s=unproven_s), max_restarts=max_restarts)
 
 
 def asked_again(job: Job, fault: str, until_s: float) -> int:
-    """The job stays silent for so long, and whenever it asks, this is reported; how often that was."""
+    """Leave the job silent until `until_s`, with this fault as each answer. Return the number of questions."""
     end_s, asked = job.now_s + until_s, 0
     while job.now_s < end_s and not job.at(Phase.PAUSING):
         job.silent_for(0.25)
@@ -354,7 +354,7 @@ def test_scripts_without_progress_are_never_said_to_hang() -> None:
     assert job.at(Phase.RUNNING)
 
 
-# ---- what is only told
+# ---- reported only
 
 
 def test_a_loss_that_is_not_finite_is_told_once_with_the_first_rank_that_saw_it() -> None:
@@ -369,7 +369,7 @@ def test_a_loss_that_is_not_finite_is_told_once_with_the_first_rank_that_saw_it(
 
 
 def test_a_rank_that_says_what_it_dies_of_before_it_is_dead_is_lost_for_that_reason() -> None:
-    """Faults whose causes were not known would all be the same one to the budget."""
+    """To the budget, all faults with unknown causes would be one and the same."""
     job = Job().up()
     job.say(0, Stage.PAUSED, cause="RuntimeError: Connection closed by peer")
     job.wait(0.15)

@@ -1,4 +1,4 @@
-"""An agent reports to a manager in its own process what that cannot foresee, and little else."""
+"""An agent reports to a manager in its own process only changes that the manager cannot foresee, and little else."""
 
 import pytest
 
@@ -10,7 +10,7 @@ BEAT_S = 0.25
 
 
 class Agent:
-    """An agent on virtual time, which sends what is due."""
+    """Agent on virtual time that sends each report when it is due."""
 
     def __init__(self, *, delivers: bool = True) -> None:
         self.now_s = 100.0
@@ -19,7 +19,7 @@ class Agent:
         self.sent_s: list[float] = []
 
     def live(self, length_s: float, steps_per_s: float, first: int | None = 0) -> int | None:
-        """Live for so long, with a step counter that begins at `first`; return the newest step."""
+        """Run for `length_s`, with a step counter that starts at `first`. Return the newest step."""
         began_s, step = self.now_s, first
         while self.now_s < began_s + length_s:
             self.now_s = max(self.now_s, self.heartbeats.due_s)
@@ -58,7 +58,7 @@ def test_the_end_of_steps_is_reported_at_the_next_look_but_one_and_their_return_
 
 
 def test_slow_steps_are_reported_at_each_change() -> None:
-    """A step that takes longer than a look is never foreseen: the manager must not take it for silence."""
+    """A step longer than the interval between checks cannot be foreseen. The manager must not take it for silence."""
     agent = Agent()
     agent.live(20, 1)
     gaps_s = [later - earlier for earlier, later in zip(agent.sent_s, agent.sent_s[1:], strict=False)]

@@ -1,4 +1,4 @@
-"""What a process says of the fault that it dies of: a bug ends the job at once, a bad node is left at once."""
+"""A dying process reports its fault: a bug ends the job at once, a bad node is left at once."""
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ R0 = JobRank(0)
 
 
 def die(job: Job, rank: int, kind: str, cause: str = "exit code 1: NameError: name 'x' is not defined") -> None:
-    """The rank's process ends after its last words."""
+    """Let the rank's process end after its last report."""
     job.statuses[rank] = replace(job.statuses[rank], stage=Stage.DEAD, step=5, cause=cause, kind=kind)
     job.send(rank // job.per_node)
 

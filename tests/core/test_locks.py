@@ -1,4 +1,4 @@
-"""Whose a lock file is: what is proven, and what is only seen; and what a diagnosis makes of who waits for one."""
+"""Owner of a lock file, proven or only observed, and the diagnosis of ranks that wait for a lock."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ def test_whose_it_is(sight: Sight, hold: Hold, words: str) -> None:
 
 
 def waits(rank: int, owner: int = 0, *, stale: bool = False, world: int = 4) -> Evidence:
-    """It waits for the lock of this process."""
+    """Return the evidence of a rank that waits for the lock of process `owner`."""
     file = LockFile("/cache/ext/lock", "process 77 held it and has ended" if stale else "somebody", owner, stale)
     known = native("hrtimer_nanosleep", "file_baton.py:9 in wait", waits="a sleep")(base(rank, world))
     return but(known, node=0, lock_file=file)
@@ -76,7 +76,7 @@ def test_the_process_of_that_number_is_on_another_node_or_gone(gone: bool) -> No
 
 
 def test_one_that_waits_for_itself_is_the_culprit() -> None:
-    """It has entered a folder twice."""
+    """The rank has entered a folder twice."""
     evidence = {0: entered(base(0, 2)), 1: waits(1, 4001, world=2)}
     found = diagnosis(evidence)
     assert (found.kind, found.culprits, found.proven) == (Kind.LOCK_FILE, (1,), False)

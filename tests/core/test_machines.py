@@ -1,4 +1,4 @@
-"""Arbitrary events in arbitrary order: what a table does not know raises and changes nothing, and no order corrupts."""
+"""Arbitrary events in any order: a pair that is not in a table raises and changes nothing, and no order corrupts."""
 
 import copy
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def plan(generation: int) -> WorldPlan:
 
 
 class RecoveryMachine(RuleBasedStateMachine):
-    """One rank per node, so that a report that is refused is refused as a whole."""
+    """Manager's table with one rank per node, so a rejected report is rejected as a whole."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class RecoveryMachine(RuleBasedStateMachine):
         except TransitionError:
             before.world.nodes.by_place = self.core.world.nodes.by_place
             before.world.nodes.dead_nodes = self.core.world.nodes.dead_nodes
-            for known, view in before.world.ranks.items():  # a node that is back has its time anew
+            for known, view in before.world.ranks.items():  # a node that is back starts its deadline again
                 view.since_s = self.core.world.ranks[known].since_s
             assert self.core == before
             return
@@ -140,7 +140,7 @@ class RecoveryMachine(RuleBasedStateMachine):
 
 
 class NodeMachine(RuleBasedStateMachine):
-    """One agent's table under any order of directives, reports and ends."""
+    """Table of one agent under any order of directives, reports and ends."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +228,7 @@ class NodeMachine(RuleBasedStateMachine):
 
 
 class WorkerMachine(RuleBasedStateMachine):
-    """One rank's table under any order of its own events and the agent's orders."""
+    """Table of one rank under any order of its own events and the agent's orders."""
 
     def __init__(self) -> None:
         super().__init__()

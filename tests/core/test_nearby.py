@@ -1,4 +1,4 @@
-"""Which manager a job of one node has where MASTER_ADDR is set and nothing names one."""
+"""Choice of the manager for a job of one node, where MASTER_ADDR is set and no setting names a manager."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A new process that fails by itself before its world has committed a step: all start anew, for the same restart."""
+"""A new process that fails before its world commits a step: all ranks restart, at no extra charge."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def setbacks(job: Job) -> list[str]:
 
 @pytest.mark.parametrize("after_s", [0.1, 5.0])
 def test_a_set_up_that_fails_in_a_newcomer_alone_has_all_start_anew(after_s: float) -> None:
-    """Whether it comes at once or later: one restart of the budget, and the newcomer's own error stands first."""
+    """At once or later: the budget is charged one restart, and the newcomer's own error is named first."""
     job = Job(max_restarts=1).up()
     job.kill(0)
     job.say(1, Stage.PAUSED)
@@ -41,7 +41,7 @@ def test_a_set_up_that_fails_in_a_newcomer_alone_has_all_start_anew(after_s: flo
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("cause", [ERROR, "signal 6 (SIGABRT): abort() was called", "it exited"])
 def test_a_first_step_that_fails_has_all_start_anew(at: Phase, rank: int, cause: str) -> None:
-    """Also if it is a survivor that cannot go on beside the newcomer."""
+    """The same holds for a survivor that cannot continue beside the newcomer."""
     job = Job(per_node=3, max_restarts=1).up()
     job.kill(0)
     job.paused()
@@ -62,7 +62,7 @@ def test_a_world_that_somebody_else_has_harmed_is_tried_again_with_the_processes
     job = Job(per_node=4, max_restarts=9).up()
     job.kill(0)
     job.paused()
-    job.kill(3)  # SIGKILL: that is nobody's script
+    job.kill(3)  # SIGKILL: not an error of the script
     assert (job.phase, job.incarnations) == (Phase.PAUSING, [1, 0, 0, 1])
     job.kill(0, "signal 9 (SIGKILL)", step=-1)
     assert job.at(Phase.PAUSING)
@@ -91,7 +91,7 @@ def test_where_all_may_not_start_anew_the_end_tells_the_error() -> None:
 
 
 def test_a_world_that_cannot_be_formed_tells_who_has_said_what() -> None:
-    """Every attempt's reason; then all start anew."""
+    """The reasons of all attempts are reported; then all restart."""
     job = Job(max_restarts=1).up()
     job.kill(0)
     error = "RuntimeError: DDP expects same model across all ranks"
@@ -107,7 +107,7 @@ def test_a_world_that_cannot_be_formed_tells_who_has_said_what() -> None:
 
 @pytest.mark.parametrize("at", [Phase.JOINING, Phase.RESUMING])
 def test_a_first_step_that_fails_of_the_script_itself_is_not_tried_again(at: Phase) -> None:
-    """Beside a new process. It is told before what it has done to the others, whatever their ranks."""
+    """It failed beside a new process. The report names it before its consequences in the others, of any rank."""
     job = Job(max_restarts=1).up()
     job.kill(0)
     job.paused()
@@ -127,7 +127,7 @@ def test_a_first_step_that_fails_of_the_script_itself_is_not_tried_again(at: Pha
 def test_a_newcomer_that_waits_for_others_in_its_set_up_has_all_start_anew(
     setup_s: float | None, limit_s: float
 ) -> None:
-    """As soon as its set-up takes much longer than that of the processes which started together."""
+    """They restart as soon as its set-up takes much longer than that of the processes that started together."""
     job = Job(max_restarts=1)
     job.core.job.policy = replace(job.core.policy, deadlines=Deadlines())
     job.send(0)
@@ -146,7 +146,7 @@ def test_a_newcomer_that_waits_for_others_in_its_set_up_has_all_start_anew(
 
 
 def test_a_newcomer_that_somebody_else_starts_has_all_the_time_that_the_setting_says() -> None:
-    """How long that takes (a worker of Ray, its imports) the first processes do not tell: they were started before."""
+    """The first processes give no measure of a start (a worker of Ray, its imports): they were started before."""
     job = Job(max_restarts=1)
     job.core.job.policy = replace(job.core.policy, deadlines=Deadlines(learn_set_up=False))
     job.send(0)

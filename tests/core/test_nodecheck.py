@@ -1,4 +1,4 @@
-"""What a node check says of few nodes: each case of the design, with the rounds that it takes."""
+"""Results of a node check of few nodes: each case of the design, with the number of rounds."""
 
 import pytest
 
@@ -30,14 +30,14 @@ def nodes(number: int) -> tuple[str, ...]:
 
 
 def checked(cluster: Cluster, known_good: tuple[str, ...] = (), **more: object) -> tuple[NodeCheck, int]:
-    """The check of a cluster to its end, and how many rounds it took."""
+    """Run the check of a cluster to its end. Return it and its number of rounds."""
     judged = [name for name in cluster.names if name not in known_good]
     check = NodeCheck(judged, known_good=known_good, **more)  # type: ignore[arg-type]
     return check, len(conduct(check, cluster)[0])
 
 
 def healths(check: NodeCheck) -> str:
-    """A letter for each node: Healthy, Down, Slow, Undecided."""
+    """Return one letter per node: Healthy, Down, Slow, Undecided."""
     return "".join(found.health.name[0] for found in check.diagnosis().nodes.values())
 
 
@@ -90,20 +90,20 @@ def test_a_link_is_told_from_its_ends(number: int, edge: Edge, rounds: int) -> N
 
 
 def test_a_link_that_a_suspect_meets_in_the_second_round_takes_a_third() -> None:
-    """b is tried with c and d because of a; its way to c is cut."""
+    """b is tried with c and d because of a; its link to c is down."""
     check, rounds = checked(Cluster(1, nodes(8), faults={"a": Fault.MUTE}, down={("b", "c")}))
     assert (healths(check), rounds) == ("DHHHHHHH", 3)
     assert [link.edge for link in check.diagnosis().links] == [("b", "c")]
 
 
 def test_suspects_that_failed_with_each_other_are_tried_again_together() -> None:
-    """Also where one of them has stumbled and would come last: so their link is told in the second round."""
+    """This also holds if one of them has stumbled and would come last. Their link is found in the second round."""
     check, rounds = checked(Cluster(1, nodes(12), down={("a", "b"), ("c", "d")}, stumbling={"a"}))
     assert (len(check.diagnosis().links), rounds) == (2, 2)
 
 
 def test_good_nodes_take_suspects_with_a_partner_that_they_have_reached() -> None:
-    """The link between d and e is down; c has stumbled, and yet d is not paired with e in its stead."""
+    """The link between d and e is down and c has stumbled, yet d is not paired with e in its place."""
     check, rounds = checked(Cluster(1, nodes(8), faults={"a": Fault.MUTE}, down={("d", "e")}, stumbling={"c"}))
     assert (healths(check), check.diagnosis().links, rounds) == ("DHHHHHHH", (), 2)
 
@@ -144,7 +144,7 @@ def test_who_is_slow_both_ways_is_tried_for_both_at_once() -> None:
 
 
 def test_nobody_is_accused_by_one_round() -> None:
-    """A check of its own that failed or was slow, and a link that failed, are first tried again."""
+    """A node's own check that failed or was slow, and a link that failed, are tried again first."""
     cluster = Cluster(1, nodes(6), faults={"c": Fault.DISK}, down={("e", "f")}, slow_own={"d": (What.COMPUTE, 0.2)})
     check = NodeCheck(cluster.names)
     round_ = check.plan()
@@ -165,7 +165,7 @@ def test_a_link_of_three_nodes_is_accused_only_when_it_has_failed_twice() -> Non
 
 
 def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone_with_a_second() -> None:
-    """If that one is slow, too, it is enough: the one that allows more may not be there any longer."""
+    """If the second partner is slow too, that is enough: the partner that allows more may have left by then."""
     rounds = RoundResults(nodes(4), ())
     network = Network(rounds, POLICY, Baseline(), latency=False)
     found = []
@@ -184,7 +184,7 @@ def test_who_was_slow_alone_with_one_and_may_be_fast_with_another_is_tried_alone
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_slow_link_of_three_nodes_accuses_no_end_of_it(seed: int) -> None:
-    """Whatever the noise: an end may have moved just less than the margin allows, in trials that it shared."""
+    """For any noise: an end may have moved just less than the margin allows, in trials that it shared."""
     check, rounds = checked(Cluster(seed, nodes(3), slow_links={("a", "b"): Line(bandwidth=0.05)}))
     assert (healths(check), [link.health for link in check.diagnosis().links]) == ("HHH", [NodeHealth.SLOW])
     assert rounds <= rounds_at_most(3, 0, slow=1)
@@ -213,7 +213,7 @@ def test_of_two_nodes_only_their_own_measures_are_compared() -> None:
 
 
 def test_measures_that_vary_by_nature_make_nobody_slow() -> None:
-    """b is beyond the margin of the median, and the others lie as far from each other."""
+    """b is beyond the margin of the median, but the others differ from each other as much."""
     check = NodeCheck(nodes(5))
     round_ = check.plan()
     assert round_ is not None
@@ -226,7 +226,7 @@ def test_measures_that_vary_by_nature_make_nobody_slow() -> None:
 
 @pytest.mark.parametrize(("rate", "said"), [(0.5, "HHHH"), (0.4, "HSHH")])
 def test_however_much_the_others_differ_who_is_far_beyond_the_margin_is_slow(rate: float, said: str) -> None:
-    """Nodes that share CPUs: 6 deviations of the others would be more than all that they do."""
+    """Nodes that share CPUs: 6 deviations of the others would exceed their whole rate."""
     check = NodeCheck(nodes(4))
     rates = dict(zip(nodes(4), (0.7, rate, 1.0, 1.5), strict=True))
     for number in (1, 2):

@@ -1,4 +1,4 @@
-"""Who leaves because of a diagnosis, and with which words."""
+"""Nodes that leave because of a diagnosis, and the reported reasons."""
 
 from taskd.core.nodecheck.diagnosis import CheckDiagnosis, LinkDiagnosis, NodeDiagnosis, NodeHealth, choose_out
 from taskd.core.nodecheck.evidence import Edge

@@ -1,4 +1,4 @@
-"""Whatever the answers are, rounds are valid and bounded; faults of any number are found within the bound."""
+"""For any answers, rounds are valid and bounded. Any number of faults is found within the bound."""
 
 from collections import Counter
 from itertools import combinations
@@ -80,7 +80,7 @@ def test_any_number_of_faulty_nodes_is_found_while_two_are_well(number: int, dat
 @FAST
 @given(st.integers(8, 40), st.data())
 def test_links_that_are_down_take_one_round_more(number: int, data: st.DataObject) -> None:
-    """Faulty nodes and links together are a quarter of the nodes at most; no node has two links that are down."""
+    """Faulty nodes and links are a quarter of the nodes at most; no node has two links that are down."""
     names = named(number)
     order = data.draw(st.permutations(names))
     cut = data.draw(st.integers(0, number // 8))

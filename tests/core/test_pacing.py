@@ -1,4 +1,4 @@
-"""What the manager makes of the pace of its ranks: whom it tells of, and whose node leaves."""
+"""The manager's use of the pace of its ranks: which ranks it reports, and whose node leaves."""
 
 import pytest
 
@@ -13,7 +13,7 @@ USUAL_S = 0.6 * STEP_S
 
 
 def even(**more: object) -> Job:
-    """Two nodes of two ranks that have trained for a while, all equally fast."""
+    """Return a job of two nodes with two ranks each, which have trained for a while, all equally fast."""
     job = Job(nodes=2, per_node=2, **more).up()  # type: ignore[arg-type]
     job.owns_s = dict.fromkeys(range(4), USUAL_S)
     return job.train(60)

@@ -13,12 +13,12 @@ from tests.core.driver import Job
 
 
 def three(**more: Any) -> Job:
-    """Three nodes of two ranks that train."""
+    """Return a job of three nodes with two ranks each, in training."""
     return Job(nodes=3, **more).up()
 
 
 def shrunken(**more: Any) -> Job:
-    """The middle one of three nodes was lost for good, and the others train without it."""
+    """Return a job that lost the middle one of three nodes for good and trains without it."""
     job = three(wait_node_s=30.0, **more)
     job.silence(1)
     survivors_pause(job)
@@ -352,7 +352,7 @@ def test_a_drain_is_refused_during_a_recovery_and_of_the_only_node() -> None:
     assert "it is the only node" in alone.core.move_from("0", alone.now_s)[0]
 
 
-# ---- the kernel's word
+# ---- the kernel's answer
 
 
 def test_a_silent_agent_whose_port_is_closed_is_lost_at_once() -> None:

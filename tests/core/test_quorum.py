@@ -1,4 +1,4 @@
-"""How many nodes must be heard to decide about the others; what is held meanwhile; and two managers."""
+"""Number of nodes that must report to decide about the others, waiting until they do, and two managers."""
 
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_a_world_comes_about_only_when_most_of_the_last_one_know_of_it() -> None
     job.silent |= {"agent 2", "agent 3"}
     for rank in (0, 1):
         job.say(rank, Stage.PAUSED)
-    assert (job.members, job.order) == ([0, 1], Order.PAUSE)  # two of the last five: another manager may have three
+    assert (job.members, job.order) == ([0, 1], Order.PAUSE)  # two of the last five: a second manager may have three
     job.silent -= {"agent 2"}
     job.wait(0.1)
     assert job.order is Order.JOIN
@@ -144,7 +144,7 @@ def test_a_manager_that_takes_over_does_not_believe_a_node_that_the_newest_world
     for rank in (0, 1, 2):
         job.say(rank, Stage.PAUSED)
     job.wait(21.0)
-    job.paused(newcomers=())  # the world of three is being built: the last one that came about had four
+    job.paused(newcomers=())  # the world of three is being built: the last complete one had four
     after = successor(job)
     old = RankStatus(rank=JobRank(3), incarnation=0, generation=0, stage=Stage.PAUSED)
     after.hear(replace(after._report("agent 3", 3, (old,), leaving=False), generation=0, ledger=first))
@@ -193,11 +193,11 @@ def test_a_node_that_has_said_that_it_leaves_is_not_waited_for() -> None:
     assert (job.phase, job.members) == (Phase.PAUSING, [1])
 
 
-# ---- a manager after another
+# ---- one manager after another
 
 
 def successor(job: Job) -> Job:
-    """A new manager of the same job, to which the same agents report."""
+    """Return a new manager of the same job. The same agents report to it."""
     after = Job(nodes=job.nodes, per_node=job.per_node, sequence=5000)
     after.statuses, after.ledger, after.silent = dict(job.statuses), job.ledger, set(job.silent)
     after._sequence, after.now_s = 1000, job.now_s
@@ -258,7 +258,7 @@ def test_a_newcomer_that_started_processes_of_its_own_becomes_a_candidate() -> N
     for _ in range(8):
         after.wait(0.5)
     assert (after.phase, after.holder(0)) == (Phase.PAUSING, "new")
-    assert after.directive.ranks[0].incarnation > 1  # what it has started is not wanted
+    assert after.directive.ranks[0].incarnation > 1  # the processes that it started are not wanted
     record = after.core.record
     assert record is not None
     assert (record.decision.strategy, set(record.causes)) == (Strategy.RECOVER, {0})

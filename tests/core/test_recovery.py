@@ -76,8 +76,8 @@ def test_a_rank_that_does_not_pause_is_fenced() -> None:
     job.wait(9.0)
     assert job.incarnations == [1, 0]
     job.wait(2.0)
-    job.wait(0.6)  # it was asked what it does, and nothing comes
-    assert job.core.phase is Phase.RESTARTING  # nobody is left who could give a state
+    job.wait(0.6)  # the agent was asked for the rank's activity, and no answer comes
+    assert job.core.phase is Phase.RESTARTING  # no rank is left that could give a state
     assert job.incarnations == [2, 2]
 
 
@@ -159,9 +159,9 @@ def test_a_script_without_the_sdk_restarts_as_a_whole() -> None:
 def test_a_stale_report_of_the_former_process_is_not_cooperation() -> None:
     job = Job().up()
     job.kill(0)
-    job.kill(1)  # all start anew
+    job.kill(1)  # all restart
     job.say(0, Stage.STARTING, step=-1)
-    job.kill(0)  # before anything is heard of the new process of rank 1
+    job.kill(0)  # before any report on the new process of rank 1
     assert job.at(Phase.RESTARTING)
 
 

@@ -1,4 +1,4 @@
-"""What a rehearsal decides: who dies when, what differs, and which line is named for it."""
+"""Decisions of a rehearsal: who dies when, the differences, and the line that is named for each."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ STEPS = 8
 
 
 def notes(rank: int = 0, **changes: Any) -> list[dict[str, Any]]:
-    """What an undisturbed rank writes; `changes` at KIND_STEP, as `commit_3={"loss": "9"}`."""
+    """Return the notes of an undisturbed rank. `changes`: by KIND_STEP, as `commit_3={"loss": "9"}`."""
     written: list[dict[str, Any]] = [{"k": "made", "line": "/w/train.py:5"}, {"k": "begin", "step": 0, "inside": True}]
     for step in range(1, STEPS + 1):
         numbers = {"torch": f"t{step}", "python": f"p{step}"}

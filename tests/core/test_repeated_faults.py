@@ -1,4 +1,4 @@
-"""What is one fault and what is the same fault again, when losses follow each other closely."""
+"""Losses that follow each other closely: one fault, or the same fault again."""
 
 from itertools import count
 
@@ -21,7 +21,7 @@ def test_two_ranks_at_once_cost_one_restart() -> None:
 
 
 def test_a_newcomer_that_dies_at_once_as_its_predecessor_did_is_a_repetition() -> None:
-    """The third time all start anew, however quickly one follows the other."""
+    """At the third time all restart, however quickly one follows the other."""
     job = Job().up()
     for _ in range(3):
         assert job.at(Phase.RUNNING) or job.at(Phase.PAUSING)
@@ -33,7 +33,7 @@ def test_a_newcomer_that_dies_at_once_as_its_predecessor_did_is_a_repetition() -
 
 
 def test_a_fault_strikes_where_its_evidence_says_though_the_agents_have_not_seen_that_step() -> None:
-    """Steps of milliseconds: a rank dies between two looks of its agent."""
+    """Steps of milliseconds: a rank dies between two inspections by its agent."""
     job = Job().up()
     for seen in (3, 4, 5):
         job.hear_evidence(0, {0: Evidence(position=RankPosition(step=7))}, asked=False)
@@ -130,7 +130,7 @@ def test_the_third_flaky_start_ends_the_job() -> None:
 
 
 def test_starts_may_fail_as_often_as_a_number_of_restarts_that_was_given_allows() -> None:
-    """As under torchrun: what every rank misses, a mount or a server, may come."""
+    """As under torchrun: a resource that every rank lacks, such as a mount or a server, may appear later."""
     job = starting_job(3, max_restarts=5)
     for start in range(6):
         assert not job.at(Phase.STOPPED), start
@@ -144,7 +144,7 @@ def test_starts_may_fail_as_often_as_a_number_of_restarts_that_was_given_allows(
 
 
 def test_two_newcomers_that_die_at_once_cost_one_restart() -> None:
-    """As their predecessors had, one restart before."""
+    """Their predecessors also died, one restart before."""
     job = Job(max_restarts=2).up()
     for _ in range(2):
         job.kill(0)

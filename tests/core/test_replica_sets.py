@@ -16,7 +16,7 @@ SHRINKS = (Strategy.ELASTIC_TRAINING, Strategy.EXIT)
 
 
 def sharded(nodes: int = 1, *, per_node: int = 4, allowed: tuple[Strategy, ...] = IN_PLACE, sets: int = 2) -> Job:
-    """Rank r holds the shard r % sets."""
+    """Return a job in which rank r holds the shard r % sets."""
     job = Job(nodes, per_node, allowed)
     job.replicas = {rank: f"shard {rank % sets}" for rank in range(nodes * per_node)}
     return job.up()
@@ -47,7 +47,7 @@ def test_two_ranks_of_different_sets_have_a_donor_each() -> None:
 
 
 def test_each_set_comes_to_the_same_step_in_its_own_way() -> None:
-    """Shard 0 has committed step 6 once; nobody has committed it of shard 1, and rank 1 has stepped."""
+    """One rank of shard 0 has committed step 6. No rank of shard 1 has, and rank 1 has stepped."""
     job = sharded()
     job.kill(3)
     job.say(0, Stage.PAUSED, step=6)
@@ -95,7 +95,7 @@ def test_a_set_whose_state_is_torn_has_all_start_anew() -> None:
 
 
 def test_nobody_goes_on_without_a_set() -> None:
-    """Each node holds a shard of its own: those that are left do not have the state."""
+    """Each node holds a shard of its own: the remaining nodes do not have the whole state."""
     job = sharded(3, per_node=1, allowed=SHRINKS, sets=3)
     job.silence(2)
     assert (job.phase, job.order) == (Phase.RESTARTING, Order.RUN)
@@ -103,7 +103,7 @@ def test_nobody_goes_on_without_a_set() -> None:
 
 
 def on_a_mesh(nodes: int, per_node: int, size: int, *, sets: int = 2) -> Job:
-    """`size` ranks after one another are a row."""
+    """Return a job on a mesh: `size` consecutive ranks are a row."""
     job = Job(nodes, per_node, SHRINKS)
     ranks = range(nodes * per_node)
     job.replicas = {rank: f"shard {rank % sets}" for rank in ranks}
@@ -147,7 +147,7 @@ def test_a_mesh_that_does_not_say_who_works_together() -> None:
 
 
 def test_rows_that_do_not_hold_all_parts() -> None:
-    """Each rank says that it is a whole row, and holds something else than others."""
+    """Each rank reports that it is a whole row, yet it holds a different part than others."""
     job = on_a_mesh(4, per_node=1, size=1)
     assert "the ranks of the replica dp=0 of the state do not hold all parts of it" in why_all_start_anew(job, 3)
 
@@ -158,7 +158,7 @@ def test_without_a_mesh_nobody_knows_who_works_together() -> None:
 
 
 def test_a_new_manager_that_does_not_know_what_a_lost_node_held_does_not_go_on_without_it() -> None:
-    """Node 0 holds the same shard as node 2, which no agent can tell it any more."""
+    """Node 0 holds the same shard as node 2, but no agent can report this to the new manager any more."""
     job = Job(3, 1, SHRINKS, sequence=1000)
     ledger = Ledger(term=7, places=tuple(map(NodeRank, (0, 1, 2))))
     for rank in (0, 1):
@@ -184,7 +184,7 @@ def test_a_node_is_not_given_up_with_a_living_rank_that_alone_holds_a_shard() ->
 
 
 def test_a_node_that_alone_holds_a_shard_is_not_drained() -> None:
-    """All that is left of its state would be ended with it."""
+    """A drain would end the only process that holds the shard."""
     job = sharded(3, per_node=1, allowed=(Strategy.RECOVER, Strategy.EXIT))
     job.spare()
     refusal, actions = job.core.move_from("1", job.now_s)

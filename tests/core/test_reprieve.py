@@ -1,4 +1,4 @@
-"""Who has not paused in time, and is waited for or fenced."""
+"""Ranks that have not paused in time: waited for, or fenced."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_who_is_waited_for(known: Evidence | None, last: bool, waits: bool) -> N
 
 
 def late(known: Evidence | None, ranks: int = 2) -> Job:
-    """Rank 0 has died, and rank 1 does not pause; its agent says what it does."""
+    """Return a job whose rank 0 has died and whose rank 1 does not pause. Its agent reports its activity."""
     job = Job(per_node=ranks).up()
     job.kill(0)
     job.say(0, Stage.PAUSED, step=-1, condition=Condition.EMPTY)

@@ -1,4 +1,4 @@
-"""Which kernels, C libraries and shared memories do."""
+"""Supported kernels, C libraries and sizes of shared memory."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When silence is a hang: long traces of uneven steps raise no alarm, and a true hang is declared when promised."""
+"""Silence as a sign of a hang: long traces of uneven steps raise no alarm; a real hang is declared when promised."""
 
 import random
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ HALF_AN_HOUR_S = 1800.0
 
 @dataclass
 class Trace:
-    """Steps as a job takes them. Every length but `step_s` is in steps."""
+    """Trace of a job's steps. Every length except `step_s` is in steps."""
 
     step_s: float
     seed: int = 0
@@ -30,7 +30,7 @@ class Trace:
     jitter: float = 0.2
 
     def steps(self) -> Iterator[tuple[int, float]]:
-        """Number and length of one step after another."""
+        """Yield the number and the length of each step."""
         dice = random.Random(self.seed)
         next_slow, step = dice.randrange(1, self.slow_every), 0
         while True:
@@ -44,7 +44,7 @@ class Trace:
             step += 1
 
     def play(self, rhythm: Rhythm, until_s: float) -> tuple[float, list[str]]:
-        """Feed a rhythm; the time at the end, and every alarm."""
+        """Feed the trace to a rhythm. Return the time at its end and all alarms."""
         rhythm.begin(0.0)
         now_s, alarms = 0.0, []
         for step, length_s in self.steps():
@@ -59,7 +59,7 @@ class Trace:
 
 
 def steady(step_s: float, steps: int, rhythm: Rhythm | None = None) -> Rhythm:
-    """Equal steps, after a first one."""
+    """Return a rhythm that was fed with equal steps."""
     rhythm = rhythm or Rhythm()
     rhythm.begin(0.0)
     for step in range(steps):
@@ -70,14 +70,14 @@ def steady(step_s: float, steps: int, rhythm: Rhythm | None = None) -> Rhythm:
 @pytest.mark.parametrize("step_s", LENGTHS_S)
 @pytest.mark.parametrize("seed", range(3))
 def test_half_an_hour_of_uneven_steps_raises_no_alarm(step_s: float, seed: int) -> None:
-    """First step 30 times as long, evaluation every 50, checkpoint every 100, now and then a step 10 times as long."""
+    """First step 30 times as long, evaluation every 50, checkpoint every 100, occasionally a step 10 times as long."""
     _, alarms = Trace(step_s, seed).play(Rhythm(), HALF_AN_HOUR_S)
     assert alarms == []
 
 
 @pytest.mark.parametrize("step_s", LENGTHS_S)
 def test_the_trace_would_raise_alarms_if_nothing_were_learnt(step_s: float) -> None:
-    """The trace above bites: with 3 x the usual step and no memory, or from the second step on, it raises alarms."""
+    """The trace above raises alarms with a limit of 3 x the usual step, without memory or before a rhythm is known."""
     forgetful = Tempo(slack=0.0, early_factor=3.0, floor_s=0.0)
     assert Trace(step_s).play(Rhythm(forgetful), 300.0)[1]
     hasty = Tempo(first_s=3 * step_s)
@@ -91,7 +91,7 @@ def test_the_trace_would_raise_alarms_if_nothing_were_learnt(step_s: float) -> N
     checkpoint=st.floats(0.0, 12.0),
     slow_every=st.integers(5, 60),
 )
-@example(step_s=1.0, seed=383, evaluation=0.0, checkpoint=10.0, slow_every=5)  # a slow step is a checkpoint's
+@example(step_s=1.0, seed=383, evaluation=0.0, checkpoint=10.0, slow_every=5)  # a slow step coincides with a checkpoint
 @example(step_s=1.0, seed=383, evaluation=1.0, checkpoint=12.0, slow_every=5)  # four slow ones at equal distances
 @settings(max_examples=60, deadline=None, derandomize=True)
 def test_no_trace_of_this_sort_raises_an_alarm(
@@ -117,7 +117,7 @@ def test_a_hang_after_even_steps_is_declared_within_three_steps_and_two_seconds(
 
 @pytest.mark.parametrize("step_s", LENGTHS_S)
 def test_with_evaluations_and_checkpoints_a_hang_elsewhere_is_declared_as_soon(step_s: float) -> None:
-    """Once the regular gaps are known as such (four of each), they cost nothing at other steps."""
+    """Once regular gaps are recognized (after four of each), they delay no alarm at other steps."""
     rhythm = Rhythm()
     trace = Trace(step_s, slow=1.0, jitter=0.1)
     now_s, alarms = trace.play(rhythm, 450.5 * step_s + 9 * 22 * step_s + 4 * 13 * step_s + 30 * step_s)

@@ -1,4 +1,4 @@
-"""What an agent and its manager do not say again, and that a new manager is told everything."""
+"""Unchanged facts are not sent again between an agent and its manager, but a new manager receives everything."""
 
 from msgspec.structs import replace
 
@@ -42,7 +42,7 @@ def test_a_ledger_is_given_back_to_all_but_who_has_written_it() -> None:
     said = Shorthand()
     obeyed = said.hear(directive(7, term=1))
     assert said.ledger(obeyed) == Ledger(term=1)
-    said.hear(directive(900, term=2))  # a new manager's, which is not obeyed yet
+    said.hear(directive(900, term=2))  # from a new manager, which is not obeyed yet
     assert said.ledger(obeyed) == directive(7).ledger
 
 

@@ -1,4 +1,4 @@
-"""What is told of jobs made by hand: each rule of the detector by the smallest trace that shows it."""
+"""Stragglers in synthetic jobs: for each rule of the detector, the smallest trace that shows it."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from taskd.wire.kinds import JobRank, NodeRank
 RANKS = 8
 LAYOUT = Layout({JobRank(rank): NodeRank(rank // 4) for rank in range(RANKS)})
 Times = Callable[[int, int], float]
-"""From rank and step to how many times the usual it takes."""
+"""Function from rank and step to the factor on the usual duration."""
 
 
 def usual(rank: int, step: int) -> float:
@@ -150,7 +150,7 @@ def test_a_rank_for_which_nobody_waits_is_not_slow() -> None:
 
 
 def test_more_work_is_no_slowness() -> None:
-    """Lengths differ by four times; rank 3 has half as much again, and rank 5 is slow by 15 %."""
+    """Lengths differ by a factor of four. Rank 3 has half as much work again, and rank 5 is slower by 15 %."""
     chance = random.Random(2)
     rows = []
     for step in range(400):

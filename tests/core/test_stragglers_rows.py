@@ -1,4 +1,4 @@
-"""Rows of all ranks, from reports of single ones that come in any order, twice, or not at all."""
+"""Rows of all ranks, built from reports of single ranks in any order, doubled, or missing."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def test_ranks_slow_by_30_percent_are_found_within_20_steps_where_times_vary_mor
 
 
 def test_where_sizes_are_not_known_nobody_is_accused_by_mistake() -> None:
-    """Lengths differ by eight times: what is 10 % longer is not to be told from them."""
+    """Lengths differ by a factor of eight: a slowdown of 10 % cannot be distinguished from that."""
     found = [played(case) for case in cases(Family.UNTOLD, 0.1, noises=(0.02,), many=10)]
     assert not [text for one in found for text in one.false]
 
@@ -68,7 +68,7 @@ def test_a_healthy_job_has_at_most_one_false_alarm_in_10_000_steps(family: Famil
 
 @pytest.mark.parametrize("trace", RECORDED, ids=lambda trace: trace.name)
 def test_jobs_that_really_ran(trace: Trace) -> None:
-    """Two ranks on two cores that others used too: their own times vary by 15 to 45 % from step to step."""
+    """Two ranks on two shared cores: their own times vary by 15 to 45 % from step to step."""
     layout = Layout({JobRank(0): NodeRank(0), JobRank(1): NodeRank(0)})
     found = [told for told in judge([*read(trace)], layout) if told.blamed]
     cause = SlowCause.DATA if trace.load else SlowCause.COMPUTE

@@ -1,4 +1,4 @@
-"""A manager that comes late, or was overtaken: what the agents carry is the truth."""
+"""A manager that comes late, or was superseded: the records that the agents carry decide."""
 
 from msgspec.structs import replace
 
@@ -9,7 +9,7 @@ from taskd.wire.messages import Condition, Ledger, Order, Place, RankStatus, Sta
 from tests.core.driver import Job
 
 FORMER = Ledger(term=7, places=(NodeRank(0),), agreed=(Place(node_rank=NodeRank(0), agent_id="agent 0"),))
-"""What a former manager of a job of one node has written."""
+"""Ledger of a former manager of a job of one node."""
 
 
 def test_a_new_manager_takes_over_in_the_middle_of_a_join() -> None:
@@ -91,7 +91,7 @@ def test_a_restart_does_not_count_a_process_that_another_manager_has_started_for
 
 
 def test_a_checkpoint_that_a_former_manager_had_written_ends_the_job() -> None:
-    """Rank 0 was not of the world that wrote it: its node was lost then."""
+    """Rank 0 was not in the world that wrote it: its node was lost by then."""
     job = Job(nodes=3, per_node=1, sequence=1000)
     job.statuses = {
         rank: RankStatus(rank=JobRank(rank), incarnation=0, generation=2 if rank else 1, stage=stage, step=5)
@@ -107,8 +107,10 @@ def test_a_checkpoint_that_a_former_manager_had_written_ends_the_job() -> None:
 
 
 def test_no_world_is_planned_under_a_number_that_may_be_another_managers() -> None:
-    """Both have seen the loss and have numbered the next world 1. The agent obeyed the other one then, which may have
-    planned it: whether the ranks wait, or are on their way into that world, cannot be told.
+    """Both managers have seen the loss and have numbered the next world 1.
+
+    The agent obeyed the other manager then, which may have planned that world. It is unknown whether the ranks wait or
+    are on their way into it.
     """
     job = Job(sequence=1000).up()
     job.ledger = FORMER
@@ -124,7 +126,7 @@ def test_no_world_is_planned_under_a_number_that_may_be_another_managers() -> No
 
 
 def test_a_drain_whose_number_may_be_another_managers_goes_on_under_another() -> None:
-    """Nothing has failed, so that no strategy is chosen again: what was wanted is."""
+    """Nothing has failed, so no strategy is chosen again. The requested drain stays the strategy."""
     job = Job(nodes=2, per_node=1, allowed=(Strategy.EXIT,), sequence=1000).up()
     job.spare()
     job.ledger = replace(FORMER, places=(NodeRank(0), NodeRank(1)))
@@ -140,7 +142,7 @@ def test_a_drain_whose_number_may_be_another_managers_goes_on_under_another() ->
 
 
 def test_a_job_of_which_nobody_holds_a_place_any_more_ends() -> None:
-    """Its last manager had all start anew on another node, and was gone before that node had heard of it."""
+    """Its last manager restarted all ranks on another node, and was gone before that node received the order."""
     job = Job(sequence=1000)
     job.ledger = FORMER
     job.silent, job.spares = {"agent 0"}, {"evicted": -1}
@@ -152,7 +154,7 @@ def test_a_job_of_which_nobody_holds_a_place_any_more_ends() -> None:
 
 
 def test_a_manager_that_follows_believes_no_node_about_a_place_that_another_manager_has_given_to_it() -> None:
-    """Each of two managers has given another place to the spare, and this one has done without node 1."""
+    """Two managers have each given the spare a different place, and this one has continued without node 1."""
     job = Job(nodes=3, per_node=1, allowed=(Strategy.RECOVER, Strategy.ELASTIC_TRAINING, Strategy.EXIT)).up()
     world = job.core.world
     job.spare()

@@ -1,4 +1,4 @@
-"""Who waits for whom: chains over several communicators, transfers, circles, and operations that are only enqueued."""
+"""Which rank waits for which: chains over several communicators, transfers, cycles, and operations only enqueued."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ def inside(comm: int, number: int, op: Operation = Operation.ALLREDUCE, peer: in
 
 
 def rank(*seats: tuple[int, int, int], number: int = 5, call: Collective | None = None, **more: object) -> Evidence:
-    """A rank of these communicators (id, rank in it, size), all at one number, perhaps waiting in one of them."""
+    """Return the evidence of a rank of these communicators (id, rank in it, size), perhaps waiting in one of them."""
     table = tuple(
         Communicator(
             comm, call.number if call is not None and call.comm == comm and call.number else number, seat, size
@@ -36,13 +36,13 @@ def diagnosis_of(*ranks: Evidence) -> tuple[Kind, tuple[int, ...], tuple[int, ..
 
 
 def crossed() -> dict[int, Evidence]:
-    """Rank 3 has called the collective of communicator 2 before that of communicator 1."""
+    """Return evidence in which rank 3 called the collective of communicator 2 before that of communicator 1."""
     seats = [((1, seat, 4), (2, seat, 4)) for seat in range(4)]
     return {seat: rank(*seats[seat], call=inside(2 if seat == 3 else 1, 6)) for seat in range(4)}
 
 
 def test_a_chain_over_communicators_ends_at_its_root() -> None:
-    """0 waits for 1 in A, 1 for 2 in B, 2 for 3 in C, and 3 runs in circles."""
+    """0 waits for 1 in A, 1 for 2 in B, 2 for 3 in C, and 3 runs in an endless loop."""
     assert diagnosis_of(
         rank((1, 0, 2), call=inside(1, 6)),
         rank((1, 1, 2), (2, 0, 2), call=inside(2, 6)),
@@ -104,7 +104,7 @@ def test_several_culprits_are_all_named_each_with_its_kind() -> None:
 
 
 def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answer() -> None:
-    """NCCL: the calls have ended for the host."""
+    """NCCL: for the host, the calls have ended."""
 
     def enqueued(number: int) -> Collective:
         return Collective(Operation.ALLREDUCE, 1, number, 64, entered_s=3.0, left_s=3.0, enqueued=True)
@@ -117,7 +117,7 @@ def test_an_enqueued_operation_is_waited_for_by_a_main_thread_that_does_not_answ
 
 
 def on_device(kernel_s: float | None, **more: object) -> Evidence:
-    """A rank of NCCL whose host has enqueued what the others' have, and waits for its device."""
+    """Return the evidence of an NCCL rank whose host has enqueued all operations and waits for its device."""
     stack = ("/x/torch/distributed/distributed_c10d.py:2810 in all_reduce",)
     return but(known_of(clocks=SILENT, stack=stack, kernel_s=kernel_s), **more)
 
@@ -137,8 +137,8 @@ def test_what_the_host_of_an_idle_device_does_is_told_first() -> None:
     "running_s",
     [
         (3.0, 3.0, 2.0),  # all are in the kernel
-        (0.0, 0.0, 0.0),  # nobody is
-        (3.0, None, None),  # nothing is told of them
+        (0.0, 0.0, 0.0),  # no rank is in the kernel
+        (3.0, None, None),  # unknown for the other two
         (3.0, 0.4, 3.0),  # it has just come
         (0.0, 0.4, 0.4),  # the others have just come
     ],
@@ -149,7 +149,7 @@ def test_without_two_sorts_of_devices_nobody_is_accused_by_them(running_s: tuple
 
 
 def test_a_rank_that_waits_for_another_does_not_keep_its_device_idle() -> None:
-    """All take part in a collective of gloo that does not end, and one has a kernel of its own under way."""
+    """All ranks take part in a collective of gloo that does not end, and one has a kernel of its own in progress."""
     seats = [(1, seat, 3) for seat in range(3)]
     ranks = [but(rank(seat, call=inside(1, 6)), kernel_s=0.0) for seat in seats]
     ranks[1] = but(ranks[1], kernel_s=3.0)

@@ -1,4 +1,4 @@
-"""A rank waits for a warm process as long as a cold one would not be ready before it."""
+"""A rank waits for a warm process only as long as a cold one would not be ready sooner."""
 
 from taskd.core.warm_starts import FORK_S, LEAST_IMPORT_S, Warming, wait_s
 

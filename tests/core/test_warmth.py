@@ -17,13 +17,13 @@ OTHER = "exit code 1 at train.py:40 (RuntimeError): found 1 of 2 ranks"
 
 
 def fall(job: Job, rank: int, cause: str = ERROR, *, warm: bool = True) -> None:
-    """The newest process of the rank starts, and ends in its set-up."""
+    """Start the newest process of the rank, and let it end in its set-up."""
     job.say(rank, Stage.STARTING, step=-1, warm=warm)
     job.kill(rank, cause, step=-1, warm=warm)
 
 
 def pausing() -> Job:
-    """Rank 0 is killed, rank 1 waits for its new process. One restart is allowed, and spent."""
+    """Return a job whose rank 0 was killed; rank 1 waits for the new process. The only restart allowed is spent."""
     job = Job(max_restarts=1).up()
     job.kill(0)
     job.say(1, Stage.PAUSED)
@@ -41,7 +41,7 @@ def warnings(job: Job) -> list[str]:
 
 
 def restarted() -> Job:
-    """All processes of a job have started anew, some of them warm, and one restart of two is spent."""
+    """Return a job that has restarted all processes, some of them warm. One of two restarts is spent."""
     job = Job(max_restarts=2, allowed=(Strategy.RECOVER_IN_PLACE,)).up()
     job.all(Stage.RELEASED)
     job.kill(0, "exit code 7", step=5)
@@ -58,7 +58,7 @@ def test_every_pair_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("cause", [ERROR, "exit code 3", "signal 6 (SIGABRT): abort() was called"])
 def test_a_cold_start_of_that_rank_follows(cause: str) -> None:
-    """The others keep waiting, nothing more is charged, and one sentence says it."""
+    """The others keep waiting, no further restart is charged, and one sentence reports it."""
     job = pausing()
     fall(job, 0, cause)
     assert (job.phase, job.order, job.incarnations, spent(job)) == (Phase.PAUSING, Order.PAUSE, [2, 0], 1)
@@ -88,7 +88,7 @@ def test_two_warm_ones_that_fail_alike_are_both_followed() -> None:
 
 
 def test_on_the_node_to_which_it_has_moved_no_other_node_is_needed() -> None:
-    """That the only spare node is taken by now is no reason to start all processes anew."""
+    """The only spare node is taken by now. This is no reason to restart all processes."""
     job = Job(nodes=2, per_node=1, max_restarts=1, allowed=(Strategy.RECOVER, Strategy.EXIT)).up()
     job.spare()
     job.kill(0)
@@ -99,7 +99,7 @@ def test_on_the_node_to_which_it_has_moved_no_other_node_is_needed() -> None:
 
 
 def test_if_the_cold_one_fails_too_all_start_anew_and_may_be_warm() -> None:
-    """It has failed of the same: warmth was not to blame, and is no more, whatever fails."""
+    """It failed for the same reason, so warmth was not to blame, and is not blamed for later failures."""
     job = pausing()
     fall(job, 0)
     fall(job, 0, warm=False)
@@ -138,7 +138,7 @@ def test_what_was_killed_or_had_come_further_is_a_loss_like_any(warm: bool) -> N
 
 
 def test_after_a_start_of_all_a_warm_one_that_fails_costs_no_restart() -> None:
-    """However many do: all start anew once more, cold. What then fails is charged, and clears the warm ones."""
+    """This holds for any number of them: all restart once more, cold. A failure then is charged and clears warmth."""
     job = restarted()
     job.kill(0, ERROR, step=-1, warm=True)
     assert (job.phase, spent(job), job.directive.ledger.cold) == (Phase.RESTARTING, 1, True)
@@ -151,7 +151,7 @@ def test_after_a_start_of_all_a_warm_one_that_fails_costs_no_restart() -> None:
 
 
 def test_a_warm_one_that_ends_later_is_a_loss_like_any() -> None:
-    """Without the SDK all of a script is set-up, to its end."""
+    """Without the SDK, the whole script counts as set-up."""
     job = restarted()
     job.wait(61.0)
     job.kill(0, ERROR, step=-1, warm=True)
@@ -166,7 +166,7 @@ def test_a_new_manager_keeps_to_it() -> None:
 
 
 def test_while_all_start_a_warm_one_that_fails_at_once_has_all_start_cold() -> None:
-    """But not one that has waited in vain for the others."""
+    """A process that has waited in vain for the others is an exception."""
     for waited_s, cold in ((1.0, True), (61.0, False)):
         job = Job(nodes=2, per_node=1, max_restarts=2, wait_node_s=600.0).up()
         job.all(Stage.RELEASED)

@@ -1,4 +1,4 @@
-"""A node is lost, or comes, and the ranks cannot be paused: all start anew in a world of another size."""
+"""A node is lost or joins while the ranks cannot be paused: all restart in a world of another size."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.core.driver import Job
 
 
 def without_sdk(**more: Any) -> Job:
-    """No rank is inside a resilient function."""
+    """Return a job in which no rank is inside a resilient function."""
     job = Job(nodes=3, per_node=1, **more)
     for node in range(3):
         job.send(node)

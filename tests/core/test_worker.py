@@ -1,4 +1,4 @@
-"""One rank's table: out of the collectives, into the next world, out of the job."""
+"""Table of one rank: out of the collectives, into the next world, out of the job."""
 
 import copy
 
@@ -170,7 +170,7 @@ def test_what_cannot_happen_raises_with_state_and_generation() -> None:
 
 
 def test_a_release_that_is_told_again_does_not_end_the_next_resilient_function() -> None:
-    """The script had closed the link: the process has another one, and is told again what is wanted."""
+    """The script had closed the link. The process has a new one, and receives the order again."""
     worker = training()
     worker.feed(Input(WorkerEvent.RETURNED, step=4, condition=CLEAN))
     assert Wake(None) in worker.feed(Input(WorkerEvent.RELEASE, sequence=7))
@@ -202,7 +202,7 @@ def test_whoever_waits_when_the_agent_ends_gives_up() -> None:
 
 
 def test_whoever_comes_to_wait_later_gives_up_at_once() -> None:
-    """Also of a second resilient function, and where a pause was heard before it began."""
+    """The same holds in a second resilient function, and for a pause that arrived before it began."""
     worker = training()
     assert deserted(worker) == []
     end = [Report(0, Stage.FINISHED, 3, CLEAN), Break.MEND, GiveUp("the agent has ended")]

@@ -1,14 +1,14 @@
-"""How well stragglers are found: recall, delay and false alarms over traces with ground truth.
+"""Quality of the straggler detection: recall, delay and false alarms over traces with ground truth.
 
     python -m tests.data.judge [--share 1.0] [--json]
 
 Rules:
 
-1. A straggler counts as found when its cause and exactly its ranks are told, within 20 steps of its onset.
-2. Whatever else is told in any trace is a false alarm: another cause, another rank, anything before the onset.
-3. All traces count in `recall`: those of jobs whose data loader is seen, and apart from them the others. `within reach`
-   holds those of them in which the job's noise, as measured before the onset, lets 10 % be told from chance in 20 steps
-   at all (`Stragglers.steps_needed`): the others are found later.
+1. A straggler counts as found when its cause and exactly its ranks are reported, within 20 steps of its onset.
+2. Any other report in any trace is a false alarm: another cause, another rank, anything before the onset.
+3. All traces count in `recall`. Jobs whose data loader is visible are counted apart from the others. `within reach`
+   holds the traces whose noise before the onset lets 10 % be detected in 20 steps (`Stragglers.steps_needed`). In the
+   others, stragglers are found later.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from tests.data.synthetic import Case, Family, Fault, rows
 
 WITHIN_STEPS = 20
 KNOWN = (Family.FIXED, Family.PACKED, Family.PADDED, Family.MIXED)
-"""Families in which the data loader shows how much a rank was given to do."""
+"""Families in which the data loader shows the amount of a rank's work."""
 CAUSES = {
     Fault.RANK: SlowCause.COMPUTE,
     Fault.NODE: SlowCause.NODE,
@@ -37,7 +37,7 @@ AFTER_STEPS = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was told of one trace. `delay`: None if it was not found; `reach`: steps that 10 % need."""
+    """Reports on one trace. `delay`: steps until it was found, None if it was not; `reach`: steps that 10 % need."""
 
     case: Case
     delay: int | None
@@ -70,7 +70,7 @@ def _right(case: Case, told: Straggler, step: int) -> bool:
 
 
 def slow(share: float) -> Iterator[Case]:
-    """Ranks that become slow at some step."""
+    """Yield jobs with ranks that become slow at some step."""
     many = max(1, round(100 * share))
     for family, ranks, excess in product(Family, (4, 16, 64), EXCESSES):
         for seed in range(many if ranks < 64 else max(1, many // 4)):
@@ -79,14 +79,14 @@ def slow(share: float) -> Iterator[Case]:
 
 
 def by_noise(share: float) -> Iterator[Case]:
-    """10 % at noise of 1 to 5 %."""
+    """Yield jobs with a rank that is 10 % slower, at noise of 1 to 5 %."""
     for noise, ranks, seed in product((0.01, 0.02, 0.03, 0.04, 0.05), (4, 16), range(max(1, round(100 * share)))):
         onset = AFTER_STEPS + seed * 37 % 100
         yield Case(Family.FIXED, ranks, onset + AFTER_STEPS, seed, Fault.RANK, 0.1, onset, noise=noise)
 
 
 def other(share: float) -> Iterator[Case]:
-    """What is slow but is no single rank's computing."""
+    """Yield jobs with a slow part other than a single rank's computing."""
     many = max(1, round(20 * share))
     families = (Family.FIXED, Family.PACKED, Family.PADDED, Family.MIXED)
     for family, fault, ranks, seed in product(families, (Fault.NODE, Fault.DATA, Fault.LINK), (16, 64), range(many)):
@@ -95,7 +95,7 @@ def other(share: float) -> Iterator[Case]:
 
 
 def lasting(share: float) -> Iterator[Case]:
-    """What has always been so, and is nobody's fault: told some time, without accusing."""
+    """Yield jobs with a lasting imbalance that is no rank's fault. It is reported some time, without blame."""
     many = max(1, round(20 * share))
     for family, ranks, seed in product((Family.FIXED, Family.PACKED, Family.MIXED), (16, 64), range(many)):
         yield Case(family, ranks, 400, 6000 + seed, Fault.STAGES, 0.2)
@@ -104,14 +104,14 @@ def lasting(share: float) -> Iterator[Case]:
 
 
 def healthy(share: float) -> Iterator[Case]:
-    """Jobs in which nothing is slow."""
+    """Yield jobs in which nothing is slow."""
     for family, (ranks, many) in product(Family, ((2, 10), (4, 20), (16, 10), (64, 4), (128, 1))):
         for seed in range(max(1, round(many * share))):
             yield Case(family, ranks, max(200, round(5000 * min(1.0, 4 * share))), 9000 + seed)
 
 
 def recall(outcomes: Iterable[Outcome]) -> dict[str, float | int | None]:
-    """Of some traces: how many were found in time, and how late the others."""
+    """Return how many of these traces were found in time, and the delays of the others."""
     known = list(outcomes)
     reached = [one for one in known if one.reach <= WITHIN_STEPS]
     delays = sorted(one.delay if one.delay is not None else AFTER_STEPS for one in known)
@@ -130,7 +130,7 @@ def _share(outcomes: list[Outcome]) -> float | None:
 
 
 def report(share: float) -> dict[str, object]:
-    """All of it."""
+    """Judge all traces, and return the figures."""
     found = [played(case) for case in slow(share)]
     noisy = [played(case) for case in by_noise(share)]
     others = [played(case) for case in other(share)]

@@ -1,7 +1,7 @@
 """Makes the traces.
 
 `python -m tests.data.make --recorded` runs real jobs here (two cores, some minutes) and replaces the files beside this
-one; `--synthetic FOLDER` writes some of those that tests make anew each time, for people to look at.
+one. `--synthetic FOLDER` writes some of the traces that tests generate each time, for people to read.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROOT = HERE.parents[1]
 
 
 def record(trace: Trace) -> list[list[Step]]:
-    """Run the job of this trace, and take what its ranks have written."""
+    """Run the job of this trace, and return the steps that its ranks have recorded."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         launcher = Launcher(folder, "")

@@ -1,4 +1,4 @@
-"""Traces of jobs that really ran: two ranks, DDP over gloo, two cores: made by `python -m tests.data.make --recorded`.
+"""Traces of real jobs: two ranks, DDP over gloo, two cores; made by `python -m tests.data.make --recorded`.
 
 A file has a line for each step and rank: rank, step, own, waited and data time in microseconds, work.
 """
@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Trace:
-    """A job, and what was done to its rank 1 from `onset` on: `slow` more to compute, `load` more to wait for data."""
+    """A job. From `onset` on, rank 1 computes 1 + `slow` times as long, or waits `load` times a step for its data."""
 
     name: str
     steps: int
@@ -38,7 +38,7 @@ RECORDED = (
 
 
 def write(rows: Iterable[list[Step]], path: Path) -> int:
-    """Write a trace; how many bytes it took."""
+    """Write a trace. Return its size in bytes."""
     lines = [
         f"{one.rank},{one.step},{one.own_s * 1e6:.0f},{one.waited_s * 1e6:.0f},{one.data_s * 1e6:.0f},{one.work:.0f}\n"
         for row in rows
@@ -49,7 +49,7 @@ def write(rows: Iterable[list[Step]], path: Path) -> int:
 
 
 def read(trace: Trace) -> Iterator[list[Step]]:
-    """The steps of a trace, all ranks of each."""
+    """Yield the steps of a trace, all ranks of each."""
     lines = gzip.decompress((HERE / f"{trace.name}.csv.gz").read_bytes()).decode().split()
     steps = (line.split(",") for line in lines)
     for _, row in groupby(steps, key=lambda one: int(one[1])):

@@ -1,8 +1,9 @@
-"""A rank of a job that is recorded: a small DDP training over gloo, its times taken from its own black box.
+"""A rank of a recorded job: a small DDP training over gloo, whose times come from its own black box.
 
-`recording.py PLAN` with {"folder", "steps", "vary", "slow", "load", "onset"}: from step `onset` on, rank 1 has `slow`
-times more to compute for the same batch, or waits `load` times the usual step for its data. `vary`: batches differ by
-four times, and what is told as work is their length. Every 50th step all evaluate, every 100th rank 0 saves.
+`recording.py PLAN` with {"folder", "steps", "vary", "slow", "load", "onset"}. From step `onset` on, rank 1
+computes 1 + `slow` times as long for the same batch, or waits `load` times the usual step for its data. With `vary`,
+batches differ by four times, and their length is reported as work. Every 50th step all evaluate, every 100th rank 0
+saves.
 """
 
 import csv
@@ -29,7 +30,7 @@ LENGTHS = (384, 512, 768, 1024, 1536)
 
 
 class Loader:
-    """Makes batches, and may be slow at it."""
+    """Makes batches, and may be slow."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -41,14 +42,14 @@ class Loader:
         length = self.chance.choice(LENGTHS) if PLAN["vary"] else USUAL
         made = torch.randn(length, WIDTH)
         if PLAN["load"] and self.rank == 1 and step >= PLAN["onset"]:
-            time.sleep(PLAN["load"] * step_s)  # what is recorded: a loader that is so slow
+            time.sleep(PLAN["load"] * step_s)  # the recorded fault: a loader that is so slow
         self.took_s = time.perf_counter() - begun
         return made
 
 
 def forward(model: nn.Module, inner: nn.Module, batch: torch.Tensor, extra: float) -> torch.Tensor:
     loss = model(batch).square().mean()
-    if extra:  # the same forward and backward for more rows, whose gradients nobody wants
+    if extra:  # the same forward and backward for more rows, whose gradients are not used
         more = batch[: max(1, round(extra * len(batch)))]
         parameters = [*inner.parameters()]
         torch.autograd.grad(inner(more).square().mean(), parameters)

@@ -1,14 +1,15 @@
-"""Traces of jobs that never ran, with what was done to them: by seed, so that they need not be stored.
+"""Traces of simulated jobs and their faults. They follow from a seed, so they need not be stored.
 
-A rank's own time is `BASE_S` times: what its work costs; its own constant (1 %; rank 0 has 2 % more, it writes logs);
-noise of 1 to 3 %, a part of which lasts for some steps; now and then 1.3 times (garbage collection, 1 of 100 steps) and
-10 times (1 of 500). Every 50th step all evaluate, every 100th all write a checkpoint and rank 0 writes longer.
+A rank's own time is `BASE_S` times several factors. They are the cost of its work; its own constant (1 %; rank 0 has
+2 % more, it writes logs); noise of 1 to 3 %, a part of which lasts for some steps; now and then 1.3 (garbage
+collection, 1 of 100 steps) and 10 (1 of 500). Every 50th step all evaluate, every 100th all write a checkpoint and
+rank 0 writes longer.
 
-The noise is that of accelerators whose machines are well: there, steps differ by 1 % (arXiv:2605.17879, table of its
+The noise is that of accelerators in healthy machines: there, steps differ by 1 % (arXiv:2605.17879, table of its
 section on results). `noise` sets another one.
 
-Work, as `Family` says; n tokens of a sequence cost n (1 + n / 12 h) with h = 4096, as in models of 7 B parameters. How
-large a batch is, taskd sees at the data loader; how long the documents in it are, it does not.
+Work depends on `Family`. n tokens of a sequence cost n (1 + n / 12 h) with h = 4096, as in models of 7 B parameters.
+taskd reads the size of a batch at the data loader, but not the lengths of the documents in it.
 """
 
 import math
@@ -28,13 +29,13 @@ EVALUATE_EVERY, CHECKPOINT_EVERY = 50, 100
 WIDTH = 12 * 4096
 BUDGET = 32768
 OVERHEAD = 0.1
-"""Of a usual step of a job with buckets: it does not grow with its sequences."""
+"""Constant share of a usual step of a job with buckets. It does not grow with its sequences."""
 BUCKETS = (512, 1024, 2048, 4096)
 POOL = 3000
 
 
 class Family(Enum):
-    """How much the ranks have to do."""
+    """Distribution of the ranks' work."""
 
     FIXED = "fixed length"
     PACKED = "documents packed to 32768 tokens, each of which attends to itself alone"
@@ -44,7 +45,7 @@ class Family(Enum):
 
 
 class Fault(Enum):
-    """What is done to the job."""
+    """Fault of the job."""
 
     NONE = "none"
     RANK = "slow rank"
@@ -57,7 +58,7 @@ class Fault(Enum):
 
 @dataclass(frozen=True)
 class Case:
-    """A trace. `excess`: 0.1 for 10 % more; `onset`: the first step at which it is so."""
+    """A trace. `excess`: 0.1 for 10 % more; `onset`: first step with the fault."""
 
     family: Family
     ranks: int
@@ -69,7 +70,7 @@ class Case:
     per_node: int = 8
     declared: bool = True
     noise: float = 0.0
-    """0: drawn."""
+    """Standard deviation of the noise; 0: drawn."""
 
     @property
     def layout(self) -> Layout:
@@ -80,7 +81,7 @@ class Case:
 
     @property
     def victims(self) -> tuple[int, ...]:
-        """The ranks to which it is done."""
+        """Ranks with the fault."""
         chosen = random.Random(f"victim {self.seed} {self.ranks}").randrange(self.ranks)
         match self.fault:
             case Fault.RANK | Fault.DATA | Fault.HEAVY:
@@ -100,7 +101,7 @@ def _cost(tokens: float) -> float:
 
 @cache
 def _packed() -> list[tuple[float, float]]:
-    """Tokens and cost of batches: documents of lognormal length, the last of each cut where the batch is full."""
+    """Return tokens and cost of batches: documents of lognormal length, the last of each cut at the batch's limit."""
     chance = random.Random("packed")
     costs = []
     left = 0.0
@@ -117,7 +118,7 @@ def _packed() -> list[tuple[float, float]]:
 
 @cache
 def _bucket(bound: int) -> list[tuple[float, float]]:
-    """Batches of 8 sequences of one bucket, padded to the longest of them; a tenth of a usual step is overhead."""
+    """Return tokens and cost of batches of 8 sequences of one bucket, padded to the longest. `OVERHEAD` is constant."""
     chance = random.Random(f"bucket {bound}")
     usual = sum(8 * _cost(one * 0.94) for one in BUCKETS) / len(BUCKETS)
     longest = [max(chance.uniform(bound / 2, bound) for _ in range(8)) for _ in range(POOL)]
@@ -125,7 +126,7 @@ def _bucket(bound: int) -> list[tuple[float, float]]:
 
 
 def _works(family: Family, chance: random.Random, ranks: int) -> list[tuple[float, float]]:
-    """Tokens (0 if they are not told) and cost of each rank in one step."""
+    """Return tokens (0 if they are unknown to taskd) and cost of each rank in one step."""
     match family:
         case Family.FIXED:
             return [(float(BUDGET), 1.0)] * ranks
@@ -141,7 +142,7 @@ def _works(family: Family, chance: random.Random, ranks: int) -> list[tuple[floa
 
 
 def rows(case: Case) -> Iterator[list[Step]]:
-    """The trace, step by step."""
+    """Yield the trace, step by step."""
     chance = random.Random(f"{case.family.name} {case.ranks} {case.seed}")
     drawn = chance.uniform(0.01, 0.03)
     noise = case.noise or drawn
@@ -191,7 +192,7 @@ def _season(chance: random.Random, step: int, rank: int) -> float:
 
 
 def variation(family: Family, ranks: int = 64, steps: int = 400) -> float:
-    """How much the cost of the ranks' work differs within a step: deviation of its logarithm."""
+    """Return the deviation of the logarithm of the ranks' cost within a step."""
     chance = random.Random(f"variation {family.name}")
     squares = 0.0
     for _ in range(steps):

@@ -1,1 +1,1 @@
-"""Trainings on accelerators, killed: what only a device can show."""
+"""Trainings on accelerators that are killed: results that only a device can show."""

@@ -1,10 +1,11 @@
-"""Trainings on accelerators, which ranks of are killed at inconvenient moments, and what is judged of them.
+"""Trainings on accelerators whose ranks are killed at inconvenient moments, and the judgement of them.
 
 Rules:
 
-1. Judged as scenes of trainers are (`tests.trainers.scenes`): the reference is the plain program under stock torchrun.
-2. Where the machine has fewer accelerators than a scene has ranks, several ranks share one: each is a node of its own
-   then, for NCCL too (`tests.trainers.programs.place`).
+1. They are judged as scenes of trainers are (`tests.trainers.scenes`): the reference is the plain program under stock
+   torchrun.
+2. On a machine with fewer accelerators than ranks, several ranks share one. Each is then a node of its own, for NCCL
+   too (`tests.trainers.programs.place`).
 """
 
 import os
@@ -58,7 +59,7 @@ def _hanging() -> TrainerScene:
 
 
 def scenes() -> tuple[TrainerScene, ...]:
-    """All of them, for the accelerators of this machine."""
+    """Return all scenes for the accelerators of this machine."""
     of_trainers = [
         scene
         for module in _OF_TRAINERS

@@ -10,7 +10,7 @@ from tests.e2e.job import Job
 from tests.launch import Launcher
 
 STEPS = 12
-"""Of every resilient training here, so that one run without a fault serves them all."""
+"""Number of steps of every resilient training here, so that one run without a fault serves them all."""
 MakeJob = Callable[[int], Job]
 Results = list[dict[str, Any]]
 _undisturbed: dict[int, Results] = {}
@@ -18,7 +18,7 @@ _undisturbed: dict[int, Results] = {}
 
 @pytest.fixture
 def make_job(launcher: Launcher, run_dir: Path) -> MakeJob:
-    """Makes a job of so many ranks; every call in a folder of its own."""
+    """Return a function that makes a job of so many ranks. Every call uses a folder of its own."""
     made: list[Job] = []
 
     def make(ranks: int) -> Job:
@@ -32,7 +32,7 @@ def make_job(launcher: Launcher, run_dir: Path) -> MakeJob:
 
 @pytest.fixture
 def undisturbed(make_job: MakeJob) -> Callable[[int], Results]:
-    """What the ranks of a training end with under plain torchrun, taskd off and without a fault. Run once."""
+    """Return a function for the ranks' results under plain torchrun, taskd off and without a fault. It runs once."""
 
     def results(ranks: int) -> Results:
         if ranks not in _undisturbed:
@@ -46,7 +46,7 @@ def undisturbed(make_job: MakeJob) -> Callable[[int], Results]:
 
 @pytest.fixture
 def same(undisturbed: Callable[[int], Results]) -> Callable[[Job], None]:
-    """Checks that a job's ranks have ended where those of an undisturbed one do, bit for bit."""
+    """Return a check that a job's ranks ended exactly like those of an undisturbed one, bit for bit."""
 
     def check(job: Job) -> None:
         expected = undisturbed(job.ranks)

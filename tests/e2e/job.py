@@ -1,10 +1,10 @@
-"""A job of a real torchrun, as a test sees it: its output, its journal, its processes, and points at which ranks wait.
+"""A job of a real torchrun, as a test uses it: its output, its journal, its processes, and points at which ranks wait.
 
 Rules:
 
-1. A rank tells that it has reached a point by a file in the job's folder, and waits there until the test kills it or
-   lets it go (`tests/e2e/scripts/points.py`). So every fault strikes where the test says, however busy the machine is.
-2. A job tells its progress by files alone, so there is nothing to block on: `wait` looks at them, with a limit.
+1. A rank reports its arrival at a point by a file in the job's folder, and waits there until the test kills or releases
+   it (`tests/e2e/scripts/points.py`). So every fault strikes at its chosen point, however busy the machine is.
+2. A job reports its progress by files alone, so no call can block on it: `wait` polls them, with a limit.
 """
 
 import json
@@ -24,19 +24,19 @@ SCRIPTS = Path(__file__).with_name("scripts")
 LIMIT_S = 90.0
 LOOK_S = 0.03
 PF_EXITING = 0x4
-"""Of a process's flags in proc(5)."""
+"""Flag of a process in proc(5)."""
 FOREIGN = ("TASKD_", "TORCHELASTIC_", "MINDX_", "MASTER_", "PET_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LD_PRELOAD")
 T = TypeVar("T")
 Process = subprocess.Popen[bytes]
 
 
 def no_outer_job() -> dict[str, str | None]:
-    """The changes of an environment that take the variables of a job around this process away."""
+    """Return the changes of an environment that remove the variables of a job around this process."""
     return {name: None for name in os.environ if name.startswith(FOREIGN)}
 
 
 class Job:
-    """One torchrun, its manager embedded unless `env` says otherwise."""
+    """One torchrun. Its manager is embedded unless `env` sets another one."""
 
     def __init__(self, launcher: Launcher, folder: Path, ranks: int) -> None:
         self.folder = folder
@@ -68,28 +68,28 @@ class Job:
         return self
 
     def watch(self, process: Process) -> None:
-        """Take this process for the job's torchrun."""
+        """Use this process as the job's torchrun."""
         self._process = process
 
     def environment(self) -> dict[str, str | None]:
-        """taskd on, and nothing of an outer job."""
+        """Return the variables: taskd on, and none of an outer job."""
         ours = {"TASKD_PROCESS_ENABLE": "on", "TASKD_RUN_DIR": str(self.run_dir)}
         return {**no_outer_job(), **ours, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
     @property
     def process(self) -> Process:
-        """torchrun."""
+        """Process of torchrun."""
         assert self._process is not None
         return self._process
 
     @property
     def output(self) -> str:
-        """All that torchrun and its ranks have written."""
+        """Output of torchrun and its ranks."""
         return self.launcher.output(self.process)
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The journal."""
+        """Events of the journal."""
         path = self.run_dir / "default" / "journal.jsonl"
         if path.exists():
             with path.open() as file:
@@ -101,17 +101,17 @@ class Job:
         return self._events
 
     def named(self, event: str) -> list[dict[str, Any]]:
-        """The journal's events of that name."""
+        """Return the journal's events of that name."""
         return [entry for entry in self.events if entry["event"] == event]
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank, as the manager knows it."""
+        """Process of each rank, as the manager knows it."""
         known = self.named("processes")
         return {int(rank): pid for rank, pid in known[-1]["pids"].items()} if known else {}
 
     def wait(self, look: Callable[[], T], what: str, limit_s: float = LIMIT_S) -> T:
-        """What `look` gives as soon as that is true. Fails when torchrun ends meanwhile, or after `limit_s`."""
+        """Return the result of `look` as soon as it is true. Fail if torchrun ends before, or after `limit_s`."""
         end_s = time.monotonic() + limit_s
         while not (found := look()):
             ended = self.process.poll()
@@ -130,7 +130,7 @@ class Job:
         self.wait(ready, f"{standbys} standbys")
 
     def recovered(self, times: int) -> dict[str, Any]:
-        """Wait until so many faults have been recovered; the record of the last of them."""
+        """Wait until so many faults have been recovered. Return the record of the last one."""
         return self.wait(lambda: self.named("recovered")[times - 1 : times], f"recovery number {times}")[0]
 
     def says(self, text: str) -> None:
@@ -138,7 +138,7 @@ class Job:
         self.wait(lambda: text in self.output, f"the text {text!r}")
 
     def held(self, point: str) -> int:
-        """Wait until a process waits at this point; its pid."""
+        """Wait until a process waits at this point. Return its pid."""
         return int(self.wait(lambda: _text(self.folder / f"held-{point}"), f"a process at the point {point!r}"))
 
     def release(self, point: str) -> None:
@@ -146,21 +146,21 @@ class Job:
         (self.folder / f"go-{point}").touch()
 
     def kill(self, *points: str, signal_number: int = signal.SIGKILL) -> list[int]:
-        """Signal the processes that wait at these points, when all of them do; their pids."""
+        """Signal the processes that wait at these points, when all of them do. Return their pids."""
         pids = [self.held(point) for point in points]
         for pid in pids:
             os.kill(pid, signal_number)
         return pids
 
     def end(self, limit_s: float = LIMIT_S) -> int:
-        """Wait for torchrun's end; its exit status."""
+        """Wait for torchrun's end. Return its exit status."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job has not ended within {limit_s:g} s") from None
 
     def results(self) -> list[dict[str, Any]]:
-        """What each rank wrote at its end."""
+        """Return the result that each rank wrote at its end."""
         return [json.loads((self.folder / f"result-{rank}").read_text()) for rank in range(self.ranks)]
 
 
@@ -180,9 +180,9 @@ def await_none(mark: str, what: str, limit_s: float = 30.0) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether a process goes on: one that has ended, that is ending, or that SIGKILL waits for does not.
+    """Return whether a process goes on. A process that has ended, is ending, or has a pending SIGKILL does not.
 
-    What is killed needs a core to end, and on a busy machine others come first.
+    A killed process needs a core to end, and on a busy machine others come first.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -193,7 +193,7 @@ def lives(pid: int) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """A process's command line, for a message."""
+    """Return a process's command line, for a message."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""How a test says at which points the ranks of its job meet it (`tests/e2e/scripts/points.py`)."""
+"""Points of a test's plan at which the ranks of its job meet it (`tests/e2e/scripts/points.py`)."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ Points = list[dict[str, Any]]
 
 
 def point(name: str, rank: int, *at: object, do: str = "hold", always: bool = False) -> dict[str, Any]:
-    """A point of one rank: a place of the script, or a step and a place in it."""
+    """Return a point of one rank: a place of the script, or a step and a place in it."""
     return {"name": name, "rank": rank, "at": list(at), "do": do, "always": always}

@@ -1,4 +1,4 @@
-"""A rank that is killed while it builds an extension: its lock stays, and with stock torch everybody waits for good."""
+"""A rank that is killed while it builds an extension. Its lock stays, and with stock torch all ranks wait for ever."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def weights(job: Job) -> list[str]:
 
 @pytest.fixture
 def stock(make_job: MakeJob) -> list[str]:
-    """What two ranks end with that load it in their set-up, under stock torchrun. Run once."""
+    """Return the weights of two ranks that load it in their set-up, under stock torchrun. It runs once."""
     if not _stock:
         job = make_job(2).start("builds.py", {"steps": STEPS}, env={"TASKD_PROCESS_ENABLE": None})
         assert job.end() == 0, job.output
@@ -52,7 +52,7 @@ def test_killed_in_a_build_of_the_set_up(make_job: MakeJob, stock: list[str], sd
 
 
 def test_killed_in_a_build_of_a_step(make_job: MakeJob) -> None:
-    """The other rank comes out of its wait, and nobody starts anew."""
+    """The other rank leaves its wait, and no process starts anew."""
     plan = {"steps": STEPS, "sdk": True, "at": 4}
     undisturbed = make_job(2).start("builds.py", plan, env={"TASKD_PROCESS_ENABLE": None})
     assert undisturbed.end() == 0, undisturbed.output
@@ -73,7 +73,7 @@ def test_killed_in_a_build_of_a_step(make_job: MakeJob) -> None:
 
 @pytest.fixture
 def build_elsewhere(leak_mark: str) -> Iterator["list[subprocess.Popen[bytes]]"]:
-    """Builders that are no ranks; they are ended with the test."""
+    """Yield a list for builders that are not ranks. They are ended with the test."""
     made: list[subprocess.Popen[bytes]] = []
     yield made
     for one in made:
@@ -82,7 +82,7 @@ def build_elsewhere(leak_mark: str) -> Iterator["list[subprocess.Popen[bytes]]"]
 
 
 def builder(job: Job, made: "list[subprocess.Popen[bytes]]", way: str) -> "subprocess.Popen[bytes]":
-    """Another job's process, which builds what this job waits for."""
+    """Start a process of another job that builds the extension that this job waits for."""
     lock = job.folder / "ext" / "lock"
     lock.parent.mkdir()
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -97,7 +97,7 @@ def builder(job: Job, made: "list[subprocess.Popen[bytes]]", way: str) -> "subpr
 def test_a_wait_for_a_dead_owner_is_a_proven_hang(
     make_job: MakeJob, build_elsewhere: "list[subprocess.Popen[bytes]]"
 ) -> None:
-    """It dies while rank 1 waits. Rank 0 waits for rank 1."""
+    """The owner dies while rank 1 waits. Rank 0 waits for rank 1."""
     job = make_job(2)
     owner = builder(job, build_elsewhere, "watched")
     job.start("builds.py", {"steps": LATE + 2, "sdk": True, "at": LATE, "alone": 1})
@@ -119,7 +119,7 @@ def test_a_wait_for_a_dead_owner_is_a_proven_hang(
 def test_a_lock_that_nobody_signed_is_named_and_stays(
     make_job: MakeJob, build_elsewhere: "list[subprocess.Popen[bytes]]"
 ) -> None:
-    """Whether its owner lives on another node, nobody here can say."""
+    """It cannot be determined here whether its owner lives on another node."""
     job = make_job(2)
     owner = builder(job, build_elsewhere, "stock")
     owner.send_signal(signal.SIGKILL)

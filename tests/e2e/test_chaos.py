@@ -1,4 +1,4 @@
-"""`taskd chaos` on a real job: what it does is recovered from, and the weights are those of no fault."""
+"""`taskd chaos` on a real job: its faults are recovered from, and the weights are those of a job without a fault."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ Same = Callable[[Job], None]
 
 
 def play(job: Job, *words: object) -> str:
-    """Play a scenario on the job; what it has said."""
+    """Play a scenario on the job. Return its output."""
     command = ["python", "-m", "taskd", "chaos", *map(str, words), "--agent", str(job.process.pid)]
     status, told = job.launcher.run(command, env=job.environment())
     assert status == 0, told
@@ -24,9 +24,9 @@ def play(job: Job, *words: object) -> str:
 
 
 def test_a_killed_and_a_stopped_rank_are_replaced(make_job: MakeJob, same: Same) -> None:
-    """The first stands at a point of its own, so that the step is known; the second is stopped until taskd ends it."""
+    """The first waits at a point of its own, so that the step is known. The second is stopped until taskd ends it."""
     points = [point("kill", 1, 4, "forward"), point("stop", 0, 8, "begin")]
-    soon = "10"  # so few steps tell no rhythm
+    soon = "10"  # so few steps give no rhythm
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points}, env={"TASKD_HANG_FIRST_S": soon})
     job.warm()
     victim = job.held("kill")
@@ -48,7 +48,7 @@ def test_a_killed_and_a_stopped_rank_are_replaced(make_job: MakeJob, same: Same)
 
 @pytest.mark.thorough
 def test_a_pause_that_is_undone_costs_no_process(make_job: MakeJob, same: Same) -> None:
-    """Warm processes, which have no rank, are none that a scenario takes for one."""
+    """Warm processes have no rank, so that no scenario takes one for a rank."""
     points = [point("pause", 1, 4, "begin"), point("last", 0, 6, "begin")]
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points}, env={"TASKD_HANG_MIN_S": "60"})
     job.warm()

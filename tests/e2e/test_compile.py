@@ -1,4 +1,4 @@
-"""torch.compile: survivors keep their graphs, the new process compiles alone, and is given the time for it."""
+"""torch.compile: survivors keep their graphs, and the new process compiles alone and gets the time for it."""
 
 import shutil
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_survivors_keep_their_graphs(make_job: MakeJob, tmp_path: Path, way: str
 @pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor compiles for CPUs with g++")
 def test_kernels_that_a_new_process_makes_itself_are_told(make_job: MakeJob, tmp_path: Path) -> None:
-    """Its predecessor's are gone: the record says that the last bits may differ, and whose."""
+    """The kernels of its predecessor are gone. The record reports that the last bits may differ, and of which rank."""
     kernels: dict[str, str | None] = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "kernels")}
     plan = {"steps": STEPS, "model": "ddp", "compiler": "inductor", "kernels": str(tmp_path / "kernels")}
     job = make_job(2).start("compiled.py", {**plan, "points": [point("one", 1, 7, "backward")]}, env=kernels)
@@ -57,7 +57,7 @@ def test_kernels_that_a_new_process_makes_itself_are_told(make_job: MakeJob, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", everyday(["slow", "slow child"], "slow child"))
 def test_a_long_compilation_is_no_hang(make_job: MakeJob, compiler: str) -> None:
-    """The new process compiles for many times a usual step, after its first one: it is waited for."""
+    """The new process compiles for many times a usual step, after its first one. The job waits for it."""
     plan = {"steps": STEPS, "model": "ddp", "compiler": compiler, "rounds": 20_000_000}
     job = make_job(2).start("compiled.py", {**plan, "points": [point("one", 1, 7, "backward")]})
     job.kill("one")

@@ -1,4 +1,4 @@
-"""torchrun under `ulimit -n`: it never ends by a limit under which it runs without taskd, and the ranks keep theirs."""
+"""torchrun under `ulimit -n`: no limit ends it that does not end it without taskd, and the ranks keep theirs."""
 
 import json
 import re
@@ -16,7 +16,7 @@ NEEDED = re.compile(r"expected at least (\d+)")
 
 
 def start(job: Job, limit: str, points: Points, *command: str, env: dict[str, str | None] | None = None) -> Job:
-    """`ulimit …; torchrun …`, as a user's shell has it, with `env` on top of the job's environment."""
+    """Start `ulimit …; torchrun …` as from a user's shell, with `env` on top of the job's environment."""
     plan = json.dumps({"folder": str(job.folder), "points": points})
     torchrun = (sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={job.ranks}", "--standalone")
     program = command or (str(SCRIPTS / "hold.py"),)
@@ -26,7 +26,7 @@ def start(job: Job, limit: str, points: Points, *command: str, env: dict[str, st
 
 
 def limits(job: Job) -> dict[str, list[int]]:
-    """The limits that each process of a rank has seen, by rank and restart."""
+    """Return the limits in each process of a rank, by rank and restart."""
     return {path.name: json.loads(path.read_text())["descriptors"] for path in job.folder.glob("seen-*")}
 
 
@@ -36,7 +36,7 @@ def in_torchrun(job: Job) -> tuple[int, int]:
 
 @pytest.mark.parametrize("standbys", [pytest.param("warm", marks=pytest.mark.slow), "cold"])
 def test_a_low_soft_limit_is_raised_for_torchrun_alone(make_job: MakeJob, standbys: str) -> None:
-    """A killed rank is recovered, and each rank, the new ones too, has the limit that the user has set."""
+    """A killed rank is recovered. Each rank, including new ones, has the user's limit."""
     job = make_job(2)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     cold: dict[str, str | None] = {"TASKD_STANDBY": "0"} if standbys == "cold" else {}
@@ -56,7 +56,7 @@ def test_a_low_soft_limit_is_raised_for_torchrun_alone(make_job: MakeJob, standb
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.thorough), 8])
 @pytest.mark.parametrize("limit", [48, pytest.param(64, marks=pytest.mark.thorough)])
 def test_a_low_hard_limit_leaves_torchrun_as_it_is(make_job: MakeJob, ranks: int, limit: int) -> None:
-    """One line tells the numbers."""
+    """One line reports the numbers."""
     job = start(make_job(ranks), f"-n {limit}", [])
     assert job.end() == 0, job.output
     assert job.output.count(f"{OUT} {limit} descriptors, expected at least") == 1, job.output
@@ -81,7 +81,7 @@ def test_what_the_line_asks_for_is_enough(make_job: MakeJob, ranks: int) -> None
 
 
 def test_ranks_that_are_no_python_could_not_get_their_limit_back(make_job: MakeJob) -> None:
-    """So theirs is not raised, and torchrun goes on without taskd."""
+    """So the limit is not raised, and torchrun goes on without taskd."""
     job = make_job(1)
     start(job, "-S -n 40", [], "--no-python", "bash", "-c", f"ulimit -S -n > {job.folder}/limit")
     assert job.end() == 0, job.output

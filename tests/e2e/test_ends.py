@@ -1,4 +1,4 @@
-"""How a job ends: by a signal, by the death of its agent, by its budget. Nothing is left, nobody else is touched."""
+"""The end of a job: by a signal, by its agent's death, by its budget. Nothing is left, no other process is touched."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from tests.thorough import everyday
 
 @pytest.fixture
 def stranger(make_job: MakeJob, launcher: Launcher) -> Job:
-    """A process of nobody's job, that runs the same script in the same environment."""
+    """Start a process without a job, with the same script in the same environment."""
     job = make_job(1)
     plan = {"folder": str(job.folder), "points": [point("stranger", 0, "run")]}
     env = {**job.environment(), MARK: "a stranger"}
@@ -54,7 +54,7 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_graceful_stop_comes_to_the_end_of_the_script(make_job: MakeJob, number: int) -> None:
-    """As preemption sends it. The ranks leave their training function together, save, and go on behind it."""
+    """Preemption sends such a signal. The ranks leave their training function together, save, and go on after it."""
     seconds = {}
     for switch in ("on", None):
         job = make_job(2)
@@ -82,7 +82,7 @@ def test_a_rank_that_has_finished_does_not_abort(make_job: MakeJob, status: int)
 def test_a_rank_that_fails_after_the_training_ends_the_job_while_another_goes_on(
     make_job: MakeJob, switch: str | None
 ) -> None:
-    """Nobody waits for the one that computes there, with taskd as without it."""
+    """No process waits for the rank that still computes, with or without taskd."""
     points = [point("zero", 0, "after"), point("one", 1, "after")]
     options = ("--standalone", "--max_restarts=0")
     env = {"TASKD_PROCESS_ENABLE": switch, "TASKD_STANDBY": "0"}
@@ -117,7 +117,7 @@ def test_the_budget_is_spent(make_job: MakeJob) -> None:
     "spelling", everyday(["--max_restarts=0", "--max-restarts=0", "PET_MAX_RESTARTS"], "PET_MAX_RESTARTS")
 )
 def test_no_restart_is_allowed(make_job: MakeJob, spelling: str) -> None:
-    """0 counts if it was asked for: on the command line, or as torchrun's variable. The script's own words do not."""
+    """0 counts on the command line, or as torchrun's variable. Arguments of the script do not count."""
     points = [point("one", 1, "run")]
     options, env = (("--standalone", spelling), {}) if "=" in spelling else (("--standalone",), {spelling: "0"})
     job = make_job(2).start("hold.py", {"points": points}, options=options, env={**env, "TASKD_STANDBY": "0"})
@@ -129,7 +129,7 @@ def test_no_restart_is_allowed(make_job: MakeJob, spelling: str) -> None:
 
 @pytest.mark.parametrize(("ranks", "starts"), [(1, 3), (2, 2), (3, 1)])
 def test_a_script_with_a_bug_in_its_set_up_ends_soon(make_job: MakeJob, run_dir: Path, ranks: int, starts: int) -> None:
-    """An error of all three ranks is no chance: none is started again."""
+    """An error of all three ranks is not chance: none is started again."""
     script = run_dir / "typo.py"
     script.write_text("import os\nos.environ['NO_SUCH_VARIABLE']\n")
     logs = run_dir / "logs"  # a file for each rank: on one stream their tracebacks run into each other

@@ -1,4 +1,4 @@
-"""Faults other than a kill, in a resilient script: what is retried, what is replaced, and what ends the job."""
+"""Faults other than a kill, in a resilient script: those that are retried, that replace a rank, or that end the job."""
 
 import signal
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from tests.e2e.plan import point
 pytestmark = pytest.mark.slow
 Same = Callable[[Job], None]
 ABORTED = "signal 6 (SIGABRT)"
-"""How torch 2.13 now and then ends a process whose groups are alive, instead of letting it exit with its status."""
+"""End that torch 2.13 now and then gives a process with living groups, instead of its exit status."""
 
 
 def test_a_broken_network_and_an_error_of_one_rank(make_job: MakeJob, same: Same) -> None:
-    """Connections cut while all live: the step is redone by the same processes. A ValueError: that rank is replaced."""
+    """Cut connections of living ranks: the same processes redo the step. A ValueError: that rank is replaced."""
     points = [point("cut", 1, 4, "begin", do="break"), point("error", 0, 7, "begin", do="raise")]
     job = make_job(3).start("train.py", {"steps": STEPS, "points": points})
     retried = job.recovered(1)

@@ -1,11 +1,11 @@
-"""The first step behind a recovery, in which the ranks make different collectives."""
+"""The first step after a recovery, in which the ranks call different collectives."""
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.plan import point
 
 
 def test_ranks_in_different_collectives_are_found_before_the_worlds_deadline(make_job: MakeJob) -> None:
-    """Told with what each is in; then all start anew, where they do the same."""
+    """They are reported with each rank's collective. Then all start anew, and call the same ones."""
     job = make_job(2).start(
         "differs.py",
         {"steps": 4, "points": [point("one", 1, 3, "begin")]},

@@ -1,4 +1,4 @@
-"""What rank 0 does alone while the others wait for it is no fault, whatever it is: it is told of, and waited for."""
+"""Work of rank 0 alone while the others wait for it is no fault: it is reported, and waited for."""
 
 import pytest
 
@@ -10,13 +10,13 @@ pytestmark = pytest.mark.slow
 WORK = ["upload", "compute", "receive", "rest", "sample"]
 SETTINGS: dict[str, str | None] = {"TASKD_HANG_MIN_S": "1"}
 TOLD_S = 2.5
-"""With the time that it takes to ask the ranks, on a machine that is busy."""
+"""Includes the time to query the ranks, on a busy machine."""
 
 
 def start(job: Job, work: list[str], restarts: int, env: dict[str, str | None]) -> Job:
-    """Start a job that does this, each for a time that is a hang by its rhythm.
+    """Start a job with such work, each for a time that is a hang by its rhythm.
 
-    The manager hears of steps about once a second: it has to hear of some before the first such work.
+    The manager receives steps about once a second. It has to receive some before the first such work.
     """
     plan = {"steps": 200, "every": 15, "seconds": 3.0, "work": work}
     return job.start(
@@ -25,7 +25,7 @@ def start(job: Job, work: list[str], restarts: int, env: dict[str, str | None]) 
 
 
 def warnings(job: Job) -> int:
-    """Lines that warn of the hang."""
+    """Return the number of lines that warn of the hang."""
     return job.output.count("TASKD_HANG_UNPROVEN_S")
 
 

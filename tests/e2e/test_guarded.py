@@ -1,4 +1,4 @@
-"""What only a fault would show: it is found at the fault or behind it, and all processes start anew."""
+"""Inexactness that only a fault would show: it is found at the fault or after it, and all processes start anew."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ STEPS = 10
 
 
 def stock(make_job: MakeJob, how: str, **plan: Any) -> list[dict[str, Any]]:
-    """What the training ends with under plain torchrun."""
+    """Return the results of the training under plain torchrun."""
     env: dict[str, str | None] = {"TASKD_PROCESS_ENABLE": None}
     job = make_job(2).start("guarded.py", {"how": how, "steps": STEPS, **plan}, env=env)
     assert job.end() == 0, job.output
@@ -23,7 +23,7 @@ def stock(make_job: MakeJob, how: str, **plan: Any) -> list[dict[str, Any]]:
 
 
 def killed(make_job: MakeJob, how: str, *at: object, **plan: Any) -> Job:
-    """Rank 1 is at a point of its script."""
+    """Start the job, and return it when rank 1 waits at a point of its script."""
     points = [point("one", 1, *at)]
     job = make_job(2).start("guarded.py", {"how": how, "steps": STEPS, "points": points, **plan}, env=COLD)
     job.held("one")
@@ -31,7 +31,7 @@ def killed(make_job: MakeJob, how: str, *at: object, **plan: Any) -> Job:
 
 
 def killed_and_exact(make_job: MakeJob, how: str, *at: object) -> Job:
-    """Kill rank 1 there. The job ends as under plain torchrun."""
+    """Kill rank 1 there. Check that the job ends as under plain torchrun."""
     job = killed(make_job, how, *at)
     job.kill("one")
     assert job.end() == 0, job.output
@@ -40,12 +40,12 @@ def killed_and_exact(make_job: MakeJob, how: str, *at: object) -> Job:
 
 
 def restarts(job: Job) -> list[bool]:
-    """Of each recovery, whether all processes started anew."""
+    """Return for each recovery whether all processes started anew."""
     return [record["restart"] for record in job.named("recovered")]
 
 
 def test_an_evaluation_with_other_weights(make_job: MakeJob) -> None:
-    """Killed in the first one, in which all ranks have the other weights: they go back to copies."""
+    """Rank 1 is killed in the first one, in which all ranks have the other weights. All go back to copies."""
     job = killed_and_exact(make_job, "swap", 3, "evaluation")
     assert restarts(job) == [False]
     assert "the parameters are not known to be those of step 3" in job.output
@@ -53,7 +53,7 @@ def test_an_evaluation_with_other_weights(make_job: MakeJob) -> None:
 
 @pytest.mark.thorough
 def test_between_evaluations_with_other_weights(make_job: MakeJob) -> None:
-    """The processes that live are kept."""
+    """The living processes are kept."""
     job = killed_and_exact(make_job, "swap", 4, "begin")
     assert restarts(job) == [False]
     assert "at a fault in it all ranks go back to the newest copies" in job.output
@@ -61,7 +61,7 @@ def test_between_evaluations_with_other_weights(make_job: MakeJob) -> None:
 
 @pytest.mark.thorough
 def test_a_new_process_draws_a_number_more(make_job: MakeJob) -> None:
-    """In its first evaluation, as a loader with persistent workers does: the ranks compare behind it."""
+    """It draws in its first evaluation, as a loader with persistent workers does. The ranks compare after it."""
     job = killed_and_exact(make_job, "draws", 5, "begin")
     assert restarts(job) == [False, True]
     assert "the number of draws: alike on all ranks behind an evaluation before a fault, and not after it" in job.output
@@ -69,7 +69,7 @@ def test_a_new_process_draws_a_number_more(make_job: MakeJob) -> None:
 
 @pytest.mark.thorough
 def test_a_split_that_is_not_seeded(make_job: MakeJob) -> None:
-    """The new process has another one."""
+    """The new process has another split."""
     job = killed(make_job, "split", 5, "begin")
     job.kill("one")
     assert job.end() == 0, job.output
@@ -79,7 +79,7 @@ def test_a_split_that_is_not_seeded(make_job: MakeJob) -> None:
 
 
 def test_batches_that_a_new_process_is_given_otherwise(make_job: MakeJob) -> None:
-    """They are compared where its predecessor had done the forward pass of the step."""
+    """Batches are compared if the predecessor had done the forward pass of the step."""
     job = killed(make_job, "gain", 5, "forward")
     job.kill("one")
     assert job.end() == 0, job.output

@@ -1,4 +1,4 @@
-"""A fault costs the same however large the heap of a rank is: nothing walks through it."""
+"""A fault costs the same however large the heap of a rank is: no code walks through it."""
 
 import pytest
 

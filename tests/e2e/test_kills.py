@@ -1,4 +1,4 @@
-"""Ranks of a resilient script are killed: the others keep their processes, and the weights are those of no fault."""
+"""Ranks of a resilient script are killed. The others keep their processes, and the weights are as without a fault."""
 
 import json
 import os
@@ -18,11 +18,11 @@ from tests.e2e.plan import point
 pytestmark = pytest.mark.slow
 Same = Callable[[Job], None]
 PROGRESS = 2 * 64
-"""Where a box has its step and phase, and five more numbers (`csrc/region.h`)."""
+"""Offset of step, phase and five more numbers in a box (`csrc/region.h`)."""
 
 
 def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
-    """One rank, rank 0, and two at once. No `--max_restarts` is given: none is needed.
+    """One rank, rank 0, and two at once are killed. No `--max_restarts` is given or needed.
 
     The processes of a dead rank's data loader are dead after the recovery, those of the others live.
     """
@@ -56,12 +56,12 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
 
 
 def loaders_live(job: Job, pid: int) -> set[bool]:
-    """Whether the processes of a rank's data loader run."""
+    """Return the states of a rank's data loader processes: whether they live."""
     return {lives(worker) for worker in json.loads((job.folder / f"loaders-{pid}").read_text())}
 
 
 def test_kills_during_a_recovery(make_job: MakeJob, same: Same) -> None:
-    """A newcomer dies while it sets itself up, a donor while it gives its state: each is part of the same recovery."""
+    """A newcomer dies in its set-up, and a donor while it gives its state. Each is part of the same recovery."""
     points = [
         point("first", 1, 4, "begin"),
         point("setting up", 1, "newcomer"),
@@ -112,7 +112,7 @@ def test_first_and_last_steps(make_job: MakeJob, same: Same) -> None:
 
 @pytest.mark.thorough
 def test_boxes_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
-    """No rank and no torchrun dies of it, and a kill that follows is recovered as ever."""
+    """No rank and no torchrun dies of it, and a later kill is recovered as usual."""
     points = [point("cut", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
     job.held("cut")
@@ -122,7 +122,7 @@ def test_boxes_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
     boxes = [*folder.glob("box-*")]
     assert len(boxes) == 2
     for number, box in enumerate(boxes):
-        os.truncate(box, number * 4096)  # of one nothing is left, of the other the page that bears its step
+        os.truncate(box, number * 4096)  # one is empty, the other keeps the page with its step
     job.release("cut")
     (victim,) = job.kill("killed")
     assert victim == before[0], "all live on"
@@ -137,7 +137,7 @@ def test_boxes_that_somebody_cuts(make_job: MakeJob, same: Same) -> None:
 
 @pytest.mark.thorough
 def test_a_box_with_numbers_that_cannot_be(make_job: MakeJob, same: Same) -> None:
-    """A step beyond all steps, in the box of a rank, costs neither the agent nor the next recovery."""
+    """An impossibly large step in the box of a rank costs neither the agent nor the next recovery."""
     points = [point("spoilt", 1, 4, "begin"), point("killed", 0, 6, "forward"), point("last", 0, 8, "begin")]
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points})
     job.held("spoilt")

@@ -1,4 +1,4 @@
-"""Loops over epochs as users write them: a rank dies inside an epoch and between two, and nothing else comes out."""
+"""Loops over epochs as users write them. A rank dies inside an epoch and between two, and the result is the same."""
 
 import pytest
 
@@ -12,7 +12,7 @@ LOOPS = ["workers epochs", "shuffle steps", "stateful steps", "stateful epochs"]
 
 @pytest.mark.parametrize("case", everyday(LOOPS, "workers epochs", "stateful epochs"))
 def test_a_loop_over_a_loader(make_job: MakeJob, case: str) -> None:
-    """Inside an epoch, and between its last step and the first of the next."""
+    """The kills are inside an epoch, and between its last step and the first of the next."""
     kind, loop = case.split()
 
     def run(points: Points, taskd: str | None) -> list[dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Managers that are absent, late, of another secret, or gone: the job is never worse off than under plain torchrun."""
+"""Managers that are absent, late, of another secret, or gone: the job does at least as well as under plain torchrun."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def served_at(port: int, wait_s: float = 1) -> dict[str, str | None]:
 
 
 def test_nobody_listens_and_a_rank_is_killed(make_job: MakeJob) -> None:
-    """One warning; the first fault then restarts the whole group, as torchrun does, with torchrun's own budget."""
+    """There is one warning. The first fault then restarts the whole group, as torchrun does, from torchrun's budget."""
     job = make_job(2)
     points = [point("one", 1, "run"), point("zero", 0, "run")]
     job.start("hold.py", {"points": points}, options=("--standalone", "--max_restarts=1"), env=served_at(free_port()))
@@ -34,7 +34,7 @@ def test_nobody_listens_and_a_rank_is_killed(make_job: MakeJob) -> None:
 
 
 def test_another_secret(make_job: MakeJob) -> None:
-    """The reason is said, without waiting for another manager, and the job completes."""
+    """The reason is reported without waiting for another manager, and the job completes."""
     job = make_job(2)
     port = free_port()
     manager = start_manager(job, port, secret="0123456789abcdef" * 2)
@@ -51,7 +51,7 @@ def test_another_secret(make_job: MakeJob) -> None:
 
 
 def test_a_manager_that_comes_late_and_one_that_is_replaced(make_job: MakeJob) -> None:
-    """taskd takes over when the manager answers; another one goes on where the first stopped, budget and all."""
+    """taskd takes over when the manager answers. Another one goes on where the first stopped, with its budget."""
     job = make_job(2)
     port = free_port()
     points = [point("one", 1, "run"), point("zero", 0, "run"), point("again", 1, "run"), point("over", 1, "run")]
@@ -78,7 +78,7 @@ def test_a_manager_that_comes_late_and_one_that_is_replaced(make_job: MakeJob) -
 
 @pytest.mark.slow
 def test_the_command_serves_a_job(make_job: MakeJob, same: Same) -> None:
-    """In place of a manager.py: a rank is killed, its peer keeps its process, the weights are the same."""
+    """It serves in place of a manager.py: a rank is killed, its peer keeps its process, the weights are the same."""
     job = make_job(2)
     here = {**job.environment(), "TASKD_PROCESS_ENABLE": None}
     with serving("--nodes", "1", "--procs-per-node", "2", "--port", "0", env=here) as served:
@@ -99,7 +99,7 @@ def test_the_command_serves_a_job(make_job: MakeJob, same: Same) -> None:
 
 
 def start_manager(job: Job, port: int, secret: str | None = None) -> Process:
-    """The seed's way: `python manager.py`, for so many ranks."""
+    """Start a manager for the job's ranks as the seed does: `python manager.py`."""
     program = job.folder / f"manager-{len(list(job.folder.glob('manager-*')))}.py"
     program.write_text(
         "from taskd.api import init_taskd_manager, start_taskd_manager\n"

@@ -1,4 +1,4 @@
-"""Jobs of one node whose environment or command sets MASTER_ADDR, by habit: protected as any other, by one manager."""
+"""Jobs of one node that set MASTER_ADDR by habit: protected as any other, by one manager."""
 
 import signal
 import socket
@@ -33,7 +33,7 @@ WAYS: dict[str, tuple[tuple[str, ...], dict[str, str | None]]] = {
 
 @pytest.mark.parametrize("way", everyday(WAYS, "c10d", "srun"))
 def test_a_killed_rank_is_recovered(make_job: MakeJob, way: str) -> None:
-    """torchrun's own default would end the job. One line tells who protects it, and how to have it otherwise."""
+    """torchrun's own default would end the job. One line names the protecting manager, and how to choose another."""
     options, variables = WAYS[way]
     job = make_job(2)
     points = [point("one", 1, "run"), point("zero", 0, "run")]
@@ -67,7 +67,7 @@ def test_all_other_processes_are_kept(make_job: MakeJob, same: Same) -> None:
 
 @pytest.mark.parametrize("first", everyday(["manager", "torchrun"], "torchrun"))
 def test_a_manager_that_the_launch_script_starts_is_used(make_job: MakeJob, first: str) -> None:
-    """`python manager.py &`, as in train_start.sh; also where torchrun comes before it by a moment."""
+    """The manager is `python manager.py &`, as in train_start.sh. torchrun may start a moment before it."""
     job = make_job(2)
     port = free_port()
     if first == "manager":
@@ -87,7 +87,7 @@ def test_a_manager_that_the_launch_script_starts_is_used(make_job: MakeJob, firs
 
 
 def test_a_manager_that_comes_later_has_no_part_in_the_job(make_job: MakeJob) -> None:
-    """A job never has two. The line has told where torchrun has looked for one."""
+    """A job never has two managers. The line has named the address at which torchrun tried to find one."""
     job = make_job(2)
     port = free_port()
     points = [point("one", 1, "run"), point("zero", 0, "run")]
@@ -106,7 +106,7 @@ def test_a_manager_that_comes_later_has_no_part_in_the_job(make_job: MakeJob) ->
 
 
 def test_somebody_else_listens_there(make_job: MakeJob) -> None:
-    """A manager of another secret: the job has its own, and the line says why."""
+    """It is a manager of another secret. The job has its own, and the line gives the reason."""
     job = make_job(2)
     here = {**job.environment(), "TASKD_PROCESS_ENABLE": None, "TASKD_SECRET": "0123456789abcdef" * 2}
     with serving("--nodes", "1", "--procs-per-node", "2", "--port", "0", env=here) as other:

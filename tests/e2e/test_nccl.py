@@ -1,4 +1,4 @@
-"""Jobs that use NCCL, of which only what it tells its profiler plugin is seen. It is played (`tests/nccl.py`)."""
+"""Jobs that use NCCL, which only events for its profiler plugin show. NCCL is played (`tests/nccl.py`)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What fails in a new process alone: all start anew, as torchrun has them do, and the reason is told."""
+"""Failures of a new process alone: all start anew, as under torchrun, and the reason is reported."""
 
 from tests.e2e.conftest import MakeJob
 from tests.e2e.job import Job
@@ -8,7 +8,7 @@ STEPS = 7
 
 
 def play(job: Job, *, kill: bool) -> list[str]:
-    """With one restart allowed under taskd, rank 1 is killed before step 5; or stock torchrun trains undisturbed."""
+    """Kill rank 1 before step 5 under taskd, with one restart allowed; or train undisturbed under stock torchrun."""
     points = [point("dies", 1, 5, "begin")] if kill else []
     env: dict[str, str | None] = {"TASKD_STANDBY": "0"} if kill else {"TASKD_PROCESS_ENABLE": None}
     job.start(
@@ -24,7 +24,7 @@ def play(job: Job, *, kill: bool) -> list[str]:
 
 
 def test_a_set_up_for_which_all_ranks_are_needed_has_all_start_anew(make_job: MakeJob) -> None:
-    """From the script's own checkpoint, to the same weights; and what failed in the newcomer stands everywhere."""
+    """They go on from the script's own checkpoint, to the same weights. Log and records name the newcomer's error."""
     undisturbed = [result.split() for result in play(make_job(2), kill=False)]
     job = make_job(2)
     resumed = [result.split() for result in play(job, kill=True)]

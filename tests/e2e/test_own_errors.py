@@ -1,4 +1,4 @@
-"""Errors of the script itself: the job ends with its cause soon, and with the status and words that stock has."""
+"""Errors of the script itself: the job soon ends with its cause, and with stock's status and error text."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_torn_checkpoint_is_told_once_at_length_and_named(make_job: MakeJob) -
 
 
 def test_an_error_of_the_training_that_fresh_processes_repeat_ends_the_job(make_job: MakeJob) -> None:
-    """Once: what its message says of the process counts nowhere."""
+    """It is repeated once. The process id in its message does not matter for the comparison."""
     job = make_job(2).start("own_errors.py", {"how": "repeats"}, env=COLD)
     assert job.end() == 1
     reason = job.named("stopped")[-1]["reason"]

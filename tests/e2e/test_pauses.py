@@ -1,4 +1,4 @@
-"""Survivors that do not come to the pause at once: in a checkpoint, or in a script that goes on after every error."""
+"""Survivors that do not pause at once: in a checkpoint, or in a script that goes on after every error."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ Same = Callable[[Job], None]
 
 
 def test_a_rank_that_writes_a_checkpoint_and_holds_the_only_state_is_waited_for(make_job: MakeJob, same: Same) -> None:
-    """However much longer that takes than a pause may; then it is recovered in place."""
+    """The job waits, however much longer that takes than a pause may. Then it is recovered in place."""
     points = [point("saves", 0, 4, "saving"), point("dies", 1, 5, "begin")]
     env: dict[str, str | None] = {"TASKD_PAUSE_TIMEOUT_S": "1"}
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points, "saves": True}, env=env)
@@ -31,7 +31,7 @@ def test_a_rank_that_writes_a_checkpoint_and_holds_the_only_state_is_waited_for(
 
 @pytest.mark.thorough
 def test_a_checkpoint_that_does_not_end_is_waited_for_until_the_limit(make_job: MakeJob, same: Same) -> None:
-    """Then no rank is left to give its state: both go on from copies."""
+    """Then no rank is left to give its state, and both go on from copies."""
     points = [point("saves", 0, 4, "saving"), point("dies", 1, 5, "begin")]
     env: dict[str, str | None] = {"TASKD_PAUSE_TIMEOUT_S": "1", "TASKD_PAUSE_LIMIT_S": "5"}
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points, "saves": True}, env=env)
@@ -59,7 +59,7 @@ def test_a_script_that_goes_on_after_every_error_is_stopped_at_its_next_collecti
 
 
 def test_a_step_by_gradients_that_were_never_reduced_is_nobodys_to_give_away(make_job: MakeJob, same: Same) -> None:
-    """The survivor swallows the error of its backward pass, steps by its own gradients, and commits that."""
+    """The survivor swallows the error of its backward pass, steps by its own gradients, and commits the result."""
     points = [point("dies", 1, 5, "forward"), point("trusts", 0, 5, "forward")]  # else it may pause before that pass
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points, "trusts": True})
     job.held("trusts")

@@ -1,4 +1,4 @@
-"""A training function that counts batches: it counts on, or its job starts anew at a fault."""
+"""A training function that counts batches: the count goes on, or its job starts anew at a fault."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from tests.e2e.plan import Points, point
 
 COUNTS = "counts.py"
 CALL, OF_ITERATOR = " in enumerate(loader)", " in enumerate(iter(loader))"
-"""What counts the batches there, and the same of an iterator made beforehand, which begins anew."""
+"""The expression that counts the batches, and one with an iterator made beforehand, which begins anew."""
 
 
 def run(make_job: MakeJob, name: str, points: Points, **env: str | None) -> tuple[list[dict[str, object]], str, bool]:
-    """What the ranks end with, the output, and whether all started anew; killed where there is a point."""
+    """Run the job, and kill it at the points. Return the ranks' results, the output, and whether all started anew."""
     job = make_job(2).start(name, {"points": points}, env=env)
     restarts = False
     for number, where in enumerate(points, start=1):
@@ -26,7 +26,7 @@ def run(make_job: MakeJob, name: str, points: Points, **env: str | None) -> tupl
 
 @pytest.mark.slow
 def test_a_count_goes_on(make_job: MakeJob) -> None:
-    """With the weights that stock has, and in place: each rank is killed once, so both have a new process."""
+    """The weights are stock's, and the recovery is in place. Each rank is killed once, so both have a new process."""
     stock, _, _ = run(make_job, COUNTS, [], TASKD_PROCESS_ENABLE=None)
     results, output, restarts = run(make_job, COUNTS, [point("one", 1, 4, "begin"), point("two", 0, 6, "begin")])
     assert not restarts
@@ -36,7 +36,7 @@ def test_a_count_goes_on(make_job: MakeJob) -> None:
 
 @pytest.mark.slow
 def test_a_count_that_matters(make_job: MakeJob, tmp_path: Path) -> None:
-    """Refused: all start anew, with the weights that stock has. Allowed: in place, with others, and a warning."""
+    """Refused: all start anew, with stock's weights. Allowed: in place, with other weights, and a warning."""
     text = (SCRIPTS / COUNTS).read_text()
     assert text.count(CALL) == 1
     path = tmp_path / "counts_of_iterator.py"

@@ -1,4 +1,4 @@
-"""A job in which nothing happens: how often torchrun wakes up, and how often a commit calls Python."""
+"""An undisturbed job: how often torchrun wakes up, and how often a commit calls Python."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ WINDOW_S = 3.0
 
 
 def wakes(thread: Path) -> int:
-    """How often a thread has slept so far."""
+    """Return how often a thread has slept so far."""
     fields = dict(line.split(":\t") for line in (thread / "status").read_text().splitlines() if ":\t" in line)
     return int(fields["voluntary_ctxt_switches"])
 
@@ -24,7 +24,7 @@ def test_torchruns_own_thread_rests(launcher: Launcher, run_dir: Path) -> None:
         job.held(f"run{rank}")
     job.wait(lambda: len(job.pids) == 2, "the manager's view of the ranks")
     own = Path(f"/proc/{job.process.pid}/task/{job.process.pid}")
-    time.sleep(1.5)  # what has begun before comes to its end
+    time.sleep(1.5)  # work from before ends meanwhile
     before = wakes(own)
     time.sleep(WINDOW_S)
     assert wakes(own) - before <= 12

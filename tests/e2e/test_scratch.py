@@ -1,4 +1,4 @@
-"""A directory for temporary files that is as deep as a cluster's scratch: no socket could lie in it."""
+"""A directory for temporary files with a path as long as a cluster's scratch, too long for a socket."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ NAME = f"scratch-{os.getpid()}"
 
 @pytest.fixture
 def records() -> Iterator[Path]:
-    """Where the job's records are to be, since nobody says where."""
+    """Yield the expected folder of the job's records, which no setting names."""
     folder = SHORT / f"taskd-{os.getuid()}" / NAME
     yield folder
     shutil.rmtree(folder, ignore_errors=True)

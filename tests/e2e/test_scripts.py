@@ -27,7 +27,7 @@ NAMES_OF_ONE_RUN = (
 def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
     """Two kills in a row: each time all processes start anew, warm, and go on at the checkpoint.
 
-    Three ranks: stock torchrun's shared store misleads the second start of a group from three on.
+    There are three ranks: stock torchrun's shared store misleads the second start of a group from three on.
     """
     points = [point("first", 1, 4, "begin"), point("second", 0, 6, "begin")]
     job = make_job(3).start("plain.py", {"steps": 8, "points": points})
@@ -47,7 +47,7 @@ def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
 
 
 def test_shells_as_ranks(make_job: MakeJob, leak_mark: str) -> None:
-    """They start cold, which is said once, and no process is kept warm; what a dead one leaves behind is killed."""
+    """They start cold, which is reported once, and no process is kept warm. Children of a dead shell are killed."""
     job = make_job(2)
     plan = json.dumps({"folder": str(job.folder), "points": [point("one", 1, "run"), point("zero", 0, "run")]})
     arguments = ["--standalone", "--no-python", str(SCRIPTS / "shell.sh"), plan]
@@ -67,7 +67,7 @@ def test_shells_as_ranks(make_job: MakeJob, leak_mark: str) -> None:
 
 
 def test_a_run_directory_that_cannot_be(make_job: MakeJob) -> None:
-    """The error is said once; the job runs, and a kill is recovered."""
+    """The error is reported once. The job runs, and a kill is recovered."""
     job = make_job(2)
     file = job.folder / "file"
     file.touch()
@@ -82,7 +82,7 @@ def test_a_run_directory_that_cannot_be(make_job: MakeJob) -> None:
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
 def test_no_room_in_shared_memory(make_job: MakeJob) -> None:
-    """The ranks' files are in the temporary folder, which is said; deaths are seen all the same."""
+    """The ranks' files are in the temporary folder, which is reported. Deaths are still detected."""
     job = make_job(2)
     plan = json.dumps({"folder": str(job.folder), "points": [point("one", 1, "run")]})
     small = 'mount -t tmpfs -o size=4k taskd /dev/shm && exec "$@"'
@@ -96,7 +96,7 @@ def test_no_room_in_shared_memory(make_job: MakeJob) -> None:
 
 
 def test_switched_off(make_job: MakeJob) -> None:
-    """Then torchrun and ranks are what they are where taskd is not installed: variables, threads, files, output."""
+    """torchrun and ranks are then as without an installed taskd: variables, threads, files, output."""
     off, plain = (
         observe(make_job(2), arguments)
         for arguments in (["-m", "torch.distributed.run"], [str(SCRIPTS / "plain_torchrun.py")])
@@ -106,7 +106,7 @@ def test_switched_off(make_job: MakeJob) -> None:
 
 
 def observe(job: Job, torchrun: list[str]) -> dict[str, Any]:
-    """What a torchrun with taskd off and its ranks look like from outside and inside."""
+    """Return the properties of a torchrun with taskd off and of its ranks, from outside and inside."""
     plan = json.dumps({"folder": str(job.folder), "points": [point("one", 1, "run"), point("zero", 0, "run")]})
     command = ["python", *torchrun, "--nproc_per_node=2", "--standalone", str(SCRIPTS / "hold.py"), plan]
     job.watch(job.launcher.start(command, env={**job.environment(), "TASKD_PROCESS_ENABLE": None}))

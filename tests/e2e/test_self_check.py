@@ -1,4 +1,4 @@
-"""A job finds out in its third step whether it can go on exactly, and what that changes of it: nothing."""
+"""A job determines in its third step whether it can go on exactly, without any change to its result."""
 
 import re
 from typing import Any
@@ -25,9 +25,9 @@ SHAPES: dict[str, str] = {
     "empties": "self-check: unproven: rank R: {script}:N empties {folder}/log-R each time it is entered",
 }
 CHANGED = ("counter", "raises", "swallows")
-"""Shapes that the check itself changes: the job begins anew."""
+"""Shapes that the check itself changes. Their jobs begin anew."""
 TAKEN = {"number": "progress.seen", "generator": "noise"}
-"""Shapes whose values outside of the state are taken into it."""
+"""Shapes with values outside of the state that are taken into it."""
 
 
 def plan(how: str) -> dict[str, Any]:
@@ -35,14 +35,14 @@ def plan(how: str) -> dict[str, Any]:
 
 
 def results(make_job: MakeJob, how: str) -> list[dict[str, Any]]:
-    """What the shape ends with under plain torchrun."""
+    """Return the results of the shape under plain torchrun."""
     job = make_job(2).start("self_checked.py", plan(how), env={"TASKD_PROCESS_ENABLE": None})
     assert job.end() == 0, job.output
     return job.results()
 
 
 def weights(found: list[dict[str, Any]]) -> list[str]:
-    """A rank that takes another one's place has another's running statistics."""
+    """Return the weights alone: a replaced rank has the running statistics of another one."""
     return [one["weights"] for one in found]
 
 
@@ -88,7 +88,7 @@ def test_a_job_that_the_check_has_changed_begins_anew(make_job: MakeJob, how: st
 
 @pytest.mark.parametrize("how", everyday(TAKEN, "number"))
 def test_what_is_taken_in_goes_on(make_job: MakeJob, how: str) -> None:
-    """In a process that is kept, and in a new one, which gets it from a peer. The step is proven with it."""
+    """It goes on in a kept process, and in a new one, which receives it from a peer. The step is proven with it."""
     points = [point("killed", 1, 5, "begin")]
     job = make_job(2).start("self_checked.py", {"how": how, "steps": STEPS, "points": points}, env=COLD)
     job.kill("killed")
@@ -106,7 +106,7 @@ AHEAD = {"before the verdict": (1, [1]), "behind it": (5, [1]), "all at once": (
 
 @pytest.mark.parametrize("when", everyday(AHEAD, "all at once"))
 def test_a_batch_that_is_fetched_ahead_is_handed_out_again(make_job: MakeJob, when: str) -> None:
-    """It is proven with that, in one more try. Copies of the steps before are not used: their place was not known."""
+    """The step is proven with it, in one more try. Earlier copies are not used, since their position was not known."""
     step, ranks = AHEAD[when]
     points = [point(f"killed-{rank}", rank, step, "begin") for rank in ranks]
     job = make_job(2).start("self_checked.py", {"how": "ahead", "steps": STEPS, "points": points}, env=COLD)
@@ -131,7 +131,7 @@ def test_random_numbers_of_nobody_are_not_exact(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("who", everyday([0, 1], 1))
 def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> None:
-    """It is recovered from as any other; nothing is proven then."""
+    """It is recovered from as any other. Nothing is proven then."""
     points = [point("first", who, 2, "begin"), point("again", who, 2, "begin")]
     job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=COLD)
     job.held("first")
@@ -144,7 +144,7 @@ def test_a_fault_in_the_step_that_is_done_twice(make_job: MakeJob, who: int) -> 
 
 @pytest.mark.thorough
 def test_a_verdict_is_not_proven_again(make_job: MakeJob) -> None:
-    """By processes that start anew in the same job."""
+    """Processes that start anew in the same job use it."""
     points = [point("all", rank, 5, "begin") | {"name": f"all-{rank}"} for rank in range(2)]
     job = make_job(2).start("self_checked.py", {"how": "plain", "steps": STEPS, "points": points}, env=COLD)
     job.kill("all-0", "all-1")

@@ -1,4 +1,4 @@
-"""Collectives of a script's set-up: a process that takes a rank over is given what its predecessor was given."""
+"""Collectives of a script's set-up: a process that takes over a rank receives its predecessor's results."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_what_the_ranks_have_shared_stays(make_job: MakeJob, extra: str | None) 
 
 
 def test_what_is_too_large_to_keep(make_job: MakeJob) -> None:
-    """It is said beforehand, with its line; a kill has all start anew."""
+    """It is reported beforehand, with its line. A kill has all start anew."""
     job = make_job(2).start("shared_setup.py", {"steps": 6, "extra": "large", "points": [point("one", 1, 3, "begin")]})
     job.held("one")
     text = "a new process cannot be given what broadcast in the set-up, at "
@@ -38,7 +38,7 @@ def test_what_is_too_large_to_keep(make_job: MakeJob) -> None:
 
 
 def test_a_set_up_that_cannot_be_repeated(make_job: MakeJob) -> None:
-    """It has changed since the first start: the new process says where, and all start anew."""
+    """It has changed since the first start. The new process reports where, and all start anew."""
     points = [point("one", 1, 3, "begin")]
     job = make_job(2).start("shared_setup.py", {"steps": 6, "extra": "changed", "points": points})
     job.kill("one")
@@ -58,7 +58,7 @@ def restarts(job: Job, reason: str) -> None:
 
 @pytest.mark.parametrize("killed", everyday([0, 1], 0))
 def test_groups_made_anew_after_the_training(make_job: MakeJob, killed: int) -> None:
-    """A replaced rank meets its peers in new default groups, where stock torch goes astray among its old keys."""
+    """A replaced rank meets its peers in new default groups, where old keys mislead stock torch."""
     job = make_job(2).start("again.py", {"steps": 4, "points": [point("one", killed, 3, "begin")]})
     job.kill("one")
     assert not job.recovered(1)["restart"]

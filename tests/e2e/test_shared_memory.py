@@ -1,4 +1,4 @@
-"""A /dev/shm that is too small or read-only, and segments in it that a dead rank has made."""
+"""A /dev/shm that is too small or read-only, and segments in it of a dead rank."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def test_one_warning_and_warm_processes(make_job: MakeJob, option: str, found: s
 
 @pytest.mark.parametrize("enabled", everyday(["on", None], "on"))
 def test_a_segment_with_a_fixed_name_is_removed_behind_a_dead_rank(make_job: MakeJob, enabled: str | None) -> None:
-    """As under stock torchrun, which starts all ranks again: the name is free, and nothing is left in the end."""
+    """As under stock torchrun, which starts all ranks again, the name is free, and nothing is left in the end."""
     name = f"taskd_test_{uuid.uuid4().hex}"
     plan = {"steps": 6, "name": name}
     options, env = ("--standalone", "--max_restarts=3"), {"TASKD_PROCESS_ENABLE": enabled}

@@ -1,6 +1,6 @@
-"""What stands between a script and torch is not seen: lines of warnings, frames of errors and looks of functions stay.
+"""taskd's hooks in torch are invisible to a script: lines of warnings, frames of errors and functions stay the same.
 
-The same script runs under torchrun as it comes, without a word of taskd, and under taskd, where a rank is killed.
+The same script runs under stock torchrun, without taskd, and under taskd, where a rank is killed.
 """
 
 import json
@@ -14,14 +14,14 @@ from tests.e2e.plan import point
 
 SCRIPT = "unseen.py"
 WITH_FRAMES = " its _compiled_call_impl"
-"""What still has a frame: a forward pass, see below."""
+"""Attribute that still has a frame: a forward pass, see below."""
 FORWARD = ("hooks.py:call", "module.py:inner")
-"""torch.compile traces what stands there, so that it is a function still; and torch has one for modules with a hook."""
+"""torch.compile traces the function there, so it stays a function. torch has one for modules with a hook, too."""
 
 
 @pytest.mark.slow
 def test_a_script_sees_its_own_lines(make_job: MakeJob) -> None:
-    """Rank 0 survives a fault, rank 1 is a newcomer: both see of torch what they see without taskd."""
+    """Rank 0 survives a fault, rank 1 is a newcomer. Both see the same of torch as without taskd."""
     plain, job = make_job(2), make_job(2)
     plain.start(SCRIPT, {"plain": True}, env={"TASKD_PROCESS_ENABLE": None})
     job.start(SCRIPT, {"points": [point("one", 1, 3, "backward")]})

@@ -9,7 +9,7 @@ LIBRARY = "tests.e2e.scripts.chosen"
 
 
 def test_a_library_that_was_imported_too_early(make_job: MakeJob) -> None:
-    """One restart pays for the kill and for both new processes; the next kill is followed by a cold start at once."""
+    """One restart pays for the kill and for both new processes. After the next kill there is a cold start at once."""
     points = [point("one", 1, 3, "begin"), point("two", 0, 5, "begin")]
     job = make_job(2).start(
         "chooses.py",

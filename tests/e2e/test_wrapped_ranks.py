@@ -22,7 +22,7 @@ WRAPPERS: dict[str, list[str]] = {
     "asking": ["env", sys.executable, str(SCRIPTS / "asking.py")],
 }
 EXECUTES = "exec"
-if os.geteuid() == 0:  # /proc/AGENT/fd is closed to what it starts
+if os.geteuid() == 0:  # a program without capabilities cannot read /proc/AGENT/fd
     EXECUTES = "drops capabilities"
     WRAPPERS[EXECUTES] = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", sys.executable]
 
@@ -44,7 +44,7 @@ def test_a_killed_rank_is_recovered_in_place(make_job: MakeJob, same: Same, name
 
 
 def test_what_a_wrapped_rank_starts_knows_nothing_of_the_wrapper(make_job: MakeJob) -> None:
-    """Its own torchrun, or a program of another interpreter, is like one in a shell."""
+    """Its own torchrun, or a program of another interpreter, behaves as in a shell."""
     job = make_job(1)
     code = "import os, torch; print('left', os.environ.get('TASKD_WRAPPED'), 'taskd/python/start' in str(os.environ))"
     job.launch(["--standalone", "--no-python", "env", sys.executable, "-c", code])
@@ -53,7 +53,7 @@ def test_what_a_wrapped_rank_starts_knows_nothing_of_the_wrapper(make_job: MakeJ
 
 
 def test_another_interpreter_takes_no_part(make_job: MakeJob) -> None:
-    """It may not be able to import taskd: it says nothing and runs as always."""
+    """It may not be able to import taskd. It prints nothing of taskd and runs as always."""
     job = make_job(1)
     code = "import sys; print('prefix', sys.prefix, [m for m in sys.modules if m.startswith('taskd')])"
     job.launch(["--standalone", "--no-python", "/usr/bin/env", "-S", "/usr/bin/python3", "-c", code])

@@ -1,4 +1,4 @@
-"""DDP wrappers that the training state does not hold: found, pointed at each new world, and exact."""
+"""DDP wrappers that the training state does not hold: found, moved to each new world, and exact."""
 
 import pytest
 
@@ -12,9 +12,9 @@ STEPS = 10
 
 @pytest.mark.parametrize("shape", everyday([(25, 1), (0.0005, 1), (25, 5)], (25, 5)), ids=str)
 def test_a_bare_model_in_the_state(make_job: MakeJob, shape: tuple[float, int]) -> None:
-    """Two kills, of rank 1 and of rank 0; then every rank has the weights of an undisturbed run.
+    """Rank 1 and rank 0 are killed. Then every rank has the weights of an undisturbed run.
 
-    The layouts of five wrappers are more than travel with the first collective of a world.
+    The layouts of five wrappers are too large for the first collective of a world.
     """
     bucket_mb, wrappers = shape
     plan = {"steps": STEPS, "bucket_mb": bucket_mb, "wrappers": wrappers}
@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("feature", everyday(REFUSED, "uncovered"))
 def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> None:
-    """It is said beforehand, once and with its line; a kill has all start anew at once, and the result is stock's."""
+    """It is reported beforehand, once and with its line. A kill restarts all at once, and the result is stock's."""
     expected = undisturbed(make_job, feature)
     job = make_job(2).start("features.py", {"steps": 6, "feature": feature, "points": [point("one", 1, 3, "begin")]})
     job.held("one")
@@ -63,7 +63,7 @@ def test_what_cannot_be_recovered_in_place(make_job: MakeJob, feature: str) -> N
 
 @pytest.mark.thorough
 def test_a_hook_whose_state_is_a_process_group(make_job: MakeJob) -> None:
-    """The group is a handle, and lives on: nothing stands in the way."""
+    """The group is a handle, and lives on: nothing prevents a recovery in place."""
     expected = undisturbed(make_job, "group_hook")
     points = [point("one", 1, 3, "begin")]
     job = make_job(2).start("features.py", {"steps": 6, "feature": "group_hook", "points": points})
@@ -86,7 +86,7 @@ def test_a_wrapper_made_anew_at_each_entry(make_job: MakeJob) -> None:
 
 
 def test_a_wrapper_that_a_new_process_has_otherwise(make_job: MakeJob) -> None:
-    """Made inside, as trainers do it, or in another group: one attempt, and all start anew, by the wrapper's line."""
+    """It is made inside, as by trainers, or in another group. After one attempt all restart, by its line."""
     plan = {"steps": 6, "points": [point("one", 1, 3, "begin")]}
     jobs = [make_job(2).start("features.py", {**plan, "feature": feature}) for feature in ("kept", "elsewhere")]
     for job in jobs:
@@ -102,7 +102,7 @@ def test_a_wrapper_that_a_new_process_has_otherwise(make_job: MakeJob) -> None:
 
 
 def undisturbed(make_job: MakeJob, feature: str) -> list[object]:
-    """The weights of each rank without taskd and without a fault."""
+    """Return the weights of each rank without taskd and without a fault."""
     job = make_job(2).start("features.py", {"steps": 6, "feature": feature}, env={"TASKD_PROCESS_ENABLE": None})
     assert job.end() == 0, job.output
     return [result["weights"] for result in job.results()]

@@ -1,1 +1,1 @@
-"""How jobs end. These tests compare times, and so run in the lane that has the machine first (`scripts/test.sh`)."""
+"""The end of jobs. These tests compare times, so they run in the lane with the machine first (`scripts/test.sh`)."""

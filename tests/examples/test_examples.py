@@ -1,4 +1,4 @@
-"""The training examples under plain torchrun, and what makes an exact resume possible in them."""
+"""The training examples under plain torchrun, and the parts of them that make an exact resume possible."""
 
 import json
 import re
@@ -18,7 +18,7 @@ PLAIN = {"TASKD_PROCESS_ENABLE": None, "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(launcher: Launcher, ranks: int, script: str, *arguments: str | Path) -> str:
-    """Run one example to its end without taskd switched on; its output."""
+    """Run one example to its end with taskd off. Return its output."""
     command = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     status, output = launcher.run([*command, EXAMPLES / script, *arguments], env=PLAIN, timeout_s=250)
     assert status == 0, output
@@ -76,7 +76,7 @@ def test_chargpt_learns_and_writes(launcher: Launcher, tmp_path: Path) -> None:
     output = torchrun(launcher, 2, "chargpt_ddp.py", "--steps", "80", "--sample", "40", "--out", out)
     losses = {int(step): loss for step, loss in json.loads(out.read_text())["losses"].items()}
     assert sorted(losses) == list(range(1, 81))
-    assert losses[1] > 4  # nearly ln 128: nothing known yet
+    assert losses[1] > 4  # nearly ln 128: nothing is learnt yet
     assert sum(losses[step] for step in range(71, 81)) / 10 < 3
     assert re.search(r"^def .{20}", output, re.MULTILINE | re.DOTALL)
 
@@ -95,7 +95,7 @@ def test_chargpt_learns_on_a_mesh(launcher: Launcher, tmp_path: Path, mesh: str)
 
 
 def windows(position: dict[str, Any] | None, count: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """`count` batches of a new loader that starts at `position`, and its position after them."""
+    """Return `count` batches of a new loader that starts at `position`, and its position after them."""
     text = torch.arange(5000) % chargpt_ddp.VOCABULARY
     loader: StatefulDataLoader[torch.Tensor] = StatefulDataLoader(chargpt_ddp.Windows(text, rank=1), batch_size=4)
     if position is not None:

@@ -1,4 +1,4 @@
-"""The README's loop over epochs, as it stands there: a rank dies in each of two epochs, and nothing changes."""
+"""The README's loop over epochs, unchanged: a rank dies in each of two epochs, and the result is the same."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The start script and its companions keep the lines that users of the seed know, and do what those lines say."""
+"""The start script and its companions keep the lines that users of the seed know, and their effects."""
 
 import os
 import signal
@@ -73,7 +73,7 @@ def test_the_seeds_lines_stand_unchanged_and_in_order(name: str) -> None:
 
 
 class Pod:
-    """A directory with the code, and stand-ins on PATH for the commands of an image; each writes what it was given."""
+    """A directory with the code, and stand-ins on PATH for the commands of an image. Each records its arguments."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.launcher = launcher

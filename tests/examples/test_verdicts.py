@@ -1,4 +1,4 @@
-"""The self-check's verdict on the examples: the healthy ones are exact, and nothing of them is named."""
+"""The self-check's verdict on the examples: the healthy ones are exact, and no line of them is named."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ EXACT: dict[str, tuple[str, ...]] = {
     "chargpt_ddp.py": ("--steps", "10"),
     "chargpt_mesh.py": ("--mesh", "dp_shard=2", "--steps", "10"),
 }
-"""`mistake_behind` changes the weights behind the commit: that is left out by a fault alone, and reported then."""
+"""Exact examples. `mistake_behind` changes weights after the commit: only a fault leaves that out, and is reported."""
 NAMED = {
     "counter": "progress.seen is changed by the training",
     "ema": "ema.shadow['0.weight'] (and 3 more of it) is changed by the training",
@@ -34,7 +34,7 @@ NAMED = {
 
 
 def said(launcher: Launcher, folder: Path, script: str, *arguments: str) -> str:
-    """What an undisturbed job of two ranks writes about itself."""
+    """Return the output of an undisturbed job of two ranks."""
     env = {**no_outer_job(), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TASKD_RUN_DIR": str(folder)}
     command = ["python", "-m", "taskd", "run", "--standalone", "--nproc-per-node=2", str(EXAMPLES / script), *arguments]
     status, output = launcher.run(command, env=env, cwd=folder, timeout_s=250)

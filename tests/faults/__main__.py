@@ -1,4 +1,4 @@
-"""Inject faults and check what is said of them: `python -m tests.faults --json`, or some by a part of their names."""
+"""Inject faults and check taskd's reports: `python -m tests.faults --json`, or some by name: `--only TEXT`."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from tests.nodes_space import NodesUnavailableError
 
 
 def main() -> int:
-    """0 if every fault was told of as it should be."""
+    """Play the scenarios. Return 0 if every fault was reported as expected."""
     parser = argparse.ArgumentParser(prog="scripts/faults.sh", description=__doc__)
     parser.add_argument("--json", action="store_true", help="one line of JSON for each scenario, and nothing else")
     parser.add_argument("--only", metavar="TEXT", default="", help="only scenarios with this in their name")
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def describe(scenarios: list[Scenario], *, as_json: bool) -> None:
-    """A line for each scenario."""
+    """Print a line for each scenario."""
     for scenario in scenarios:
         kinds = " or ".join(scenario.expected.kinds)
         if as_json:
@@ -56,7 +56,7 @@ def describe(scenarios: list[Scenario], *, as_json: bool) -> None:
 
 
 def show(scenario: Scenario, root: Path, native: Path, *, as_json: bool, keep: bool) -> bool:
-    """Play a scenario and print what came of it; whether all was as it should be."""
+    """Play a scenario and print its result. Return whether it was as expected."""
     folder = root / f"{SCENARIOS.index(scenario):02d}"  # short: sockets and run directories lie below
     folder.mkdir()
     begun_s = time.monotonic()

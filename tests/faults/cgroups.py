@@ -1,9 +1,9 @@
-"""Cgroups for a fault: one that is frozen, one with little memory. Of version 2 where that can be had, else of 1.
+"""Cgroups for a fault: one that is frozen, one with little memory. They have version 2 if possible, else 1.
 
 Rules:
 
-1. A cgroup lies at the root of its hierarchy and is taken away at the end; whatever is in it is killed first.
-2. Where none can be made, `CgroupUnavailableError` says why.
+1. A cgroup lies at the root of its hierarchy and is removed at the end. Its processes are killed first.
+2. If none can be made, `CgroupUnavailableError` gives the reason.
 """
 
 import os
@@ -27,7 +27,7 @@ def _second_version() -> Path | None:
 
 @contextmanager
 def frozen(name: str) -> Iterator[Path]:
-    """A cgroup of version 2 in which everything stands still; the file that takes a pid in."""
+    """Yield a frozen cgroup of version 2: the file through which a pid enters it."""
     second = _second_version()
     if second is None:
         raise CgroupUnavailableError(f"no cgroups of version 2 below {ROOT}")
@@ -38,7 +38,7 @@ def frozen(name: str) -> Iterator[Path]:
 
 @contextmanager
 def frozen_by_first(name: str) -> Iterator[Path]:
-    """The same of version 1, where even SIGKILL has to wait."""
+    """Yield a frozen cgroup of version 1, where even SIGKILL has to wait."""
     with _made(ROOT / "freezer" / name) as path:
         (path / "freezer.state").write_text("FROZEN")
         yield path / "cgroup.procs"
@@ -46,7 +46,7 @@ def frozen_by_first(name: str) -> Iterator[Path]:
 
 @contextmanager
 def slowed(name: str, share: float) -> Iterator[Path]:
-    """A cgroup that has so much of one CPU; the file that takes a pid in, whose later children are in it too."""
+    """Yield a cgroup with this share of one CPU: the file through which a pid enters it, with its later children."""
     period_us = 100_000
     second = _second_version()
     if second is not None and "cpu" in (second / "cgroup.subtree_control").read_text().split():
@@ -62,7 +62,7 @@ def slowed(name: str, share: float) -> Iterator[Path]:
 
 @contextmanager
 def small(name: str, size_bytes: int) -> Iterator[Path]:
-    """A cgroup that may use so much memory and no more."""
+    """Yield a cgroup with this limit of memory: the file through which a pid enters it."""
     second = _second_version()
     if second is not None and "memory" in (second / "cgroup.subtree_control").read_text().split():
         with _made(second / name) as path:
@@ -100,4 +100,4 @@ def _take_away(path: Path) -> None:
         except OSError as error:
             if time.monotonic() > until_s:
                 raise CgroupUnavailableError(f"{path} is not left by its processes: {error.strerror}") from error
-            time.sleep(0.01)  # a process that ends is in no list, and still there
+            time.sleep(0.01)  # an ending process is not listed, but still there

@@ -1,4 +1,4 @@
-"""Where the batches of `tests.faults.program` come from: from memory, or from a data loader that may get stuck."""
+"""The batches of `tests.faults.program`: from memory, or from a data loader that may get stuck."""
 
 import json
 import os
@@ -16,7 +16,7 @@ BLOCKING = ("data", "orphan")
 
 
 class Batches(Dataset[Tensor]):
-    """One batch a step. From `blocked_from` on each lies on a file server that does not answer: a pipe here."""
+    """One batch a step. From `blocked_from` on, each lies on a file server that does not answer: a pipe here."""
 
     def __init__(self, width: int, pipe: Path, blocked_from: int | None) -> None:
         self.width, self.pipe, self.blocked_from = width, pipe, blocked_from
@@ -26,7 +26,7 @@ class Batches(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         if self.blocked_from is not None and index >= self.blocked_from:
-            os.open(self.pipe, os.O_RDONLY)  # nobody ever opens its other end
+            os.open(self.pipe, os.O_RDONLY)  # no process ever opens its other end
         return torch.randn(4, self.width, generator=torch.Generator().manual_seed(index))
 
 
@@ -48,5 +48,5 @@ class Source:
             plan.note(f"children-{rank}", json.dumps([worker.pid for worker in workers._workers]))
 
     def next(self, step: int) -> Tensor:
-        """The batch of a step."""
+        """Return the batch of a step."""
         return next(self._loader) if self._loads else self._batches[step]

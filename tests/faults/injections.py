@@ -1,8 +1,8 @@
-"""The faults that a rank inflicts on itself, each by name. What a step is made of is in `tests.faults.program`.
+"""The faults that a rank inflicts on itself, each by name. The parts of a step are in `tests.faults.program`.
 
 Rules:
 
-1. Each is what the name says, done by ordinary means: nothing here knows of taskd.
+1. Each does what it is named for, by ordinary means, without any knowledge of taskd.
 2. `Plan.strike` comes last before the fault itself.
 """
 
@@ -29,7 +29,7 @@ Injection = Callable[[Plan, int], object]
 
 @cache
 def native(plan: Plan, *, keeps_gil: bool = False) -> Any:
-    """The library in which a rank crashes; the set-up has loaded it, as it does every other one."""
+    """Return the library in which a rank crashes. The set-up has loaded it like every other one."""
     load = ctypes.PyDLL if keeps_gil else ctypes.CDLL
     return load(str(plan.path("native.so")))
 
@@ -92,14 +92,14 @@ def stop(plan: Plan, rank: int) -> None:
 
 
 def enter_cgroup(plan: Plan, rank: int) -> None:
-    """Freezes at once, if the cgroup is a frozen one."""
+    """Enter the cgroup, and freeze at once if it is a frozen one."""
     with open(plan.cgroup, "w") as procs:
         plan.strike(rank)
         procs.write(str(os.getpid()))
 
 
 def live_in_cgroup(plan: Plan, rank: int) -> None:
-    """As a container's process does, from the start."""
+    """Enter the cgroup from the start, as a container's process does."""
     if plan.fault == "outgrow" and rank in plan.victims and not plan.has_struck(rank):
         with open(plan.cgroup, "w") as procs:
             procs.write(str(os.getpid()))
@@ -121,7 +121,7 @@ def sleep_uninterruptibly(plan: Plan, rank: int) -> None:
 
 
 def lock_twice(plan: Plan, rank: int) -> None:
-    """Two threads take two locks, each in another order."""
+    """Let two threads take two locks, each in another order."""
     first, second, both = threading.Lock(), threading.Lock(), threading.Barrier(2)
 
     def other() -> None:
@@ -139,7 +139,7 @@ def lock_twice(plan: Plan, rank: int) -> None:
 
 
 def wait_in_store(plan: Plan, rank: int) -> None:
-    """For a key that nobody sets."""
+    """Wait for a key that no process sets."""
     store: Any = dist.distributed_c10d._get_default_store()
     plan.strike(rank)
     store.wait(["set by nobody"])
@@ -153,7 +153,7 @@ def loop(plan: Plan, rank: int) -> None:
 
 
 def go_outside(plan: Plan, rank: int) -> None:
-    """The player does it: say that the time has come."""
+    """Report that the time for the player's fault has come."""
     plan.note(f"reached-{rank}", str(os.getpid()))
 
 
@@ -178,11 +178,11 @@ AT_BEGIN: dict[str, Injection] = {
     "loop": loop,
     "orphan": kill,
 }
-"""At the begin of a step, before its first collective."""
+"""Faults at the start of a step, before its first collective."""
 
 
 def skip(_values: Tensor) -> None:
-    """The other ranks call `all_reduce` here."""
+    """Do nothing, while the other ranks call `all_reduce`."""
 
 
 def double(values: Tensor) -> None:
@@ -194,11 +194,11 @@ def gather(values: Tensor) -> None:
 
 
 IN_METRICS: dict[str, Callable[[Tensor], None]] = {"skip": skip, "size": double, "op": gather}
-"""Instead of the second collective of a step."""
+"""Faults in place of the second collective of a step."""
 
 
 def save(plan: Plan, rank: int, content: dict[str, Any], *, fails: bool) -> None:
-    """A checkpoint; the disk that it goes to is full once."""
+    """Write a checkpoint. With `fails`, its disk is full."""
     disk = plan.path("small" if fails else ".")
     if fails:
         with suppress(OSError), (disk / "filling").open("wb", buffering=0) as file:

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. All that is judged comes from the job's journal, from its exit status, and from what its ranks leave at their end.
-2. A job on this machine runs in a mount namespace of its own, in which `small` is a full disk's worth of tmpfs.
-3. Of the two nodes, each has a second network, `eth1`, for what the ranks send each other. It can be cut alone.
+1. Only the job's journal, its exit status, and the results of its ranks are judged.
+2. A job on this machine runs in a mount namespace of its own, in which `small` is a small tmpfs that can be filled.
+3. Each of the two nodes has a second network, `eth1`, for traffic between the ranks. It can be cut alone.
 """
 
 import json
@@ -30,7 +30,7 @@ _TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 
 def build_native(folder: Path) -> Path:
-    """The library in which ranks crash."""
+    """Build the library in which ranks crash."""
     library = folder / "native.so"
     compiler = os.environ.get("CC", "cc")
     subprocess.run([compiler, "-g", "-O1", "-shared", "-fPIC", "-o", library, NATIVE], check=True)
@@ -45,12 +45,12 @@ class FaultJob(Job):
         self.plan = plan
 
     def environment(self) -> dict[str, str | None]:
-        """With the time for unproven hangs of the plan."""
+        """Return the variables, with the plan's time for unproven hangs."""
         limit = {"TASKD_HANG_UNPROVEN_S": f"{self.plan.unproven_s:g}"} if self.plan.unproven_s else {}
         return {**super().environment(), **limit}
 
     def begin(self, native: Path) -> None:
-        """Start it."""
+        """Start the job."""
         shutil.copy(native, self.folder / "native.so")
         self.open()
 
@@ -68,22 +68,22 @@ class FaultJob(Job):
         self.wait(self.plan.struck_s, "the fault itself")
 
     def await_reached(self) -> int:
-        """Wait until the victim has come to its step; its pid."""
+        """Wait until the victim has come to its step. Return its pid."""
         path = self.folder / f"reached-{self.plan.victims[0]}"
         self.wait(path.exists, "the victim at its step")
         return int(path.read_text())
 
     def diagnoses(self) -> list[dict[str, Any]]:
-        """Those so far."""
+        """Diagnoses so far."""
         return self.named("diagnosis")
 
     def outcome(self) -> dict[int, dict[str, Any]]:
-        """What each rank that has ended well has left."""
+        """Return the result of each rank that has ended well."""
         paths = {rank: self.folder / f"result-{rank}" for rank in range(self.ranks)}
         return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
 
     def children(self, rank: int) -> list[int]:
-        """The processes that a victim's data loader had."""
+        """Return the processes of a victim's data loader."""
         return list(json.loads((self.folder / f"children-{rank}").read_text()))
 
 
@@ -95,7 +95,7 @@ class TwoNodesJob(FaultJob):
         self.nodes = nodes
 
     def open(self) -> None:
-        """The second network, the manager, a torchrun on each node."""
+        """Set up the second network, and start the manager and a torchrun on each node."""
         self.nodes.hub.ip("link add data up type bridge")
         for node in self.nodes:
             port = f"data{node.number}"
@@ -123,7 +123,7 @@ class TwoNodesJob(FaultJob):
         return self.nodes[number].start(command, env=self.environment(), output=output, cwd=ROOT)
 
     def environment(self) -> dict[str, str | None]:
-        """What the ranks send each other goes over the second network; the nodes share a secret."""
+        """Return the variables: traffic between ranks uses the second network, and the nodes share a secret."""
         own = {"GLOO_SOCKET_IFNAME": "eth1", "TASKD_SECRET": "only for these faults: 0123456789"}
         settings = {"TASKD_STANDBY": "0"}  # all ranks keep their processes
         if self.plan.unproven_s:
@@ -132,12 +132,12 @@ class TwoNodesJob(FaultJob):
 
     @property
     def output(self) -> str:
-        """Of all nodes."""
+        """Output of all nodes."""
         paths = sorted(self.folder.glob("output-*"))
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')}" for path in paths)
 
     def cut_data(self, number: int) -> None:
-        """Take the second network of a node away."""
+        """Cut the second network of a node."""
         self.nodes.hub.ip(f"link set data{number} down")
 
     def mend_data(self, number: int) -> None:
@@ -145,7 +145,7 @@ class TwoNodesJob(FaultJob):
         self.nodes.hub.ip(f"link set data{number} up")
 
     def cut_all(self, number: int) -> None:
-        """Take all networks of a node away."""
+        """Cut all networks of a node."""
         self.nodes.hub.ip(f"link set data{number} down", f"link set {self.nodes[number].port} down")
 
     def mend_all(self, number: int) -> None:
@@ -153,6 +153,6 @@ class TwoNodesJob(FaultJob):
         self.nodes.hub.ip(f"link set data{number} up", f"link set {self.nodes[number].port} up")
 
     def end(self, limit_s: float = 60.0) -> int:
-        """Wait for the end of both torchruns; the first exit status that is not 0."""
+        """Wait for the end of both torchruns. Return the first exit status that is not 0."""
         statuses = [super().end(limit_s), *(process.wait(limit_s) for process in self.others)]
         return next((status for status in statuses if status), 0)

@@ -1,10 +1,9 @@
-"""What a fault should come to, and what is not so: from a job's journal, its exit status and what its ranks left.
+"""The expected result of a fault, and the deviations from it in journal, exit status and the ranks' results.
 
 Rules:
 
-1. Of the fault's diagnoses the last one counts, and it came with the first event from which on its kind and culprits
-   stayed what they are at the end.
-2. A diagnosis before the fault, or on another fault than the one that was made, is a false alarm.
+1. The last diagnosis of the fault counts. Its time is that of the first event with the final kind and culprits.
+2. A diagnosis before the fault, or of another fault than the injected one, is a false alarm.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,17 +22,16 @@ SLOW: Final = frozenset(kind.name for kind in PACES)
 
 @dataclass(frozen=True)
 class Expected:
-    """What a scenario should come to.
+    """Expected result of a scenario.
 
     Attributes:
         kinds: names of `taskd.core.diagnosis.findings.Kind`, any of them.
         culprits: any of these.
-        limit_s: from the fault to its diagnosis.
-        recovers: the job interrupts its training and goes on; else it only tells.
+        limit_s: time from the fault to its diagnosis.
+        recovers: the job interrupts its training and goes on; else it only reports.
         replaced: ranks that must have other processes then.
-        facts: kinds that must be told of besides.
+        facts: kinds that must be reported besides.
         proven: the diagnosis is acted upon at once.
-
     """
 
     kinds: tuple[str, ...]
@@ -47,13 +45,12 @@ class Expected:
 
 @dataclass(frozen=True)
 class Seen:
-    """What has come of a scenario.
+    """Result of a scenario.
 
     Attributes:
-        struck_s: when the fault came, the first and the last of several.
+        struck_s: times of the first and the last of the faults.
         status: the job's exit status; None if it has not ended.
-        outcome: what the ranks left at their ends.
-
+        outcome: results of the ranks.
     """
 
     events: Sequence[Event]
@@ -62,12 +59,12 @@ class Seen:
     outcome: Mapping[int, Mapping[str, Any]]
 
     def named(self, name: str) -> list[Event]:
-        """Events of one name."""
+        """Return the events of one name."""
         return [event for event in self.events if event["event"] == name]
 
     @property
     def diagnoses(self) -> list[Event]:
-        """On the fault that was made: the first one told of after it. A slow rank is another matter, unless made so."""
+        """Diagnoses of the first fault reported after the injection. A slow rank counts apart, unless injected."""
         after = [event for event in self.named("diagnosis") if self._follows(event)]
         first = next((event for event in after if event["kind"] not in SLOW), after[0] if after else None)
         return [event for event in after if first is not None and event["fault"] == first["fault"]]
@@ -77,7 +74,7 @@ class Seen:
 
     @property
     def decisive(self) -> Event | None:
-        """The event from which on kind and culprits stayed what they are."""
+        """First event with the final kind and culprits."""
         found: Event | None = None
         for event in self.diagnoses:
             if found is None or _told(event) != _told(found):
@@ -86,7 +83,7 @@ class Seen:
 
     @property
     def diagnosis_s(self) -> float | None:
-        """How long after the fault that was; after the last one, if there were several."""
+        """Time from the fault to its diagnosis, from the last fault if there were several."""
         decisive = self.decisive
         if decisive is None or self.struck_s is None:
             return None
@@ -94,13 +91,13 @@ class Seen:
 
     @property
     def false_alarms(self) -> list[Event]:
-        """Diagnoses before the fault, and on another one than it."""
+        """Diagnoses before the fault, or of another one."""
         known = self.diagnoses
         return [event for event in self.named("diagnosis") if event not in known]
 
     @property
     def recoveries(self) -> list[Event]:
-        """Those after the fault."""
+        """Recoveries after the fault."""
         return [event for event in self.named("recovered") if self._follows(event)]
 
 
@@ -109,7 +106,7 @@ def _told(event: Event) -> tuple[str, tuple[int, ...]]:
 
 
 def judge(expected: Expected, seen: Seen, steps: int, ranks: int) -> list[str]:
-    """What is not as it should be; nothing if all is."""
+    """Return the deviations from the expected result; an empty list if there are none."""
     if seen.struck_s is None:
         return ["the fault itself did not come"]
     wrong = [*_judge_diagnosis(expected, seen), *_judge_course(expected, seen)]

@@ -1,10 +1,10 @@
-"""What a job of `tests.faults` is to do, and the notes by which its ranks tell the player where they are.
+"""The plan of a job of `tests.faults`, and the notes by which its ranks report their positions to the player.
 
 Rules:
 
 1. The player gives the plan to all ranks as one argument. They answer by files in its folder.
 2. A victim leaves the note `injected-RANK` right before it fails, with the time on CLOCK_MONOTONIC, which is the same
-   for all processes of the machine. Whoever finds that note has been there before, and does not fail again.
+   for all processes of the machine. A process that finds that note is a successor, and does not fail again.
 """
 
 import dataclasses
@@ -17,17 +17,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one job.
+    """Plan of one job.
 
     Attributes:
-        fault: a name of `tests.faults.injections`; none: the rank only says that it has come to that step.
+        fault: a name of `tests.faults.injections`; "": the rank only reports its arrival at that step.
         victims: ranks that fail.
         at: the step in which they do, the first is 1.
-        steps: of the whole training.
+        steps: steps of the whole training.
         settled: until that step, steps take `quick_ms`, and from then on `step_ms`.
         unproven_s: the job's `TASKD_HANG_UNPROVEN_S`; 0 leaves the default.
         cgroup: a file to write a pid to, which puts that process under a cgroup's rule.
-
     """
 
     folder: str
@@ -44,35 +43,35 @@ class Plan:
 
     @classmethod
     def read(cls, text: str) -> "Plan":
-        """From what `text` has written."""
+        """Return the plan in a text of `text`."""
         fields = json.loads(text)
         return cls(**{**fields, "victims": tuple(fields["victims"])})
 
     @property
     def text(self) -> str:
-        """As JSON, for `read`."""
+        """The plan as JSON, for `read`."""
         return json.dumps(dataclasses.asdict(self))
 
     def path(self, name: str) -> Path:
-        """A file of the job."""
+        """Return the path of a file of the job."""
         return Path(self.folder) / name
 
     def note(self, name: str, text: str) -> None:
-        """Write a file as a whole."""
+        """Write a file atomically."""
         unfinished = self.path(f".{name}.{os.getpid()}")
         unfinished.write_text(text)
         unfinished.rename(self.path(name))
 
     def has_struck(self, rank: int) -> bool:
-        """Whether the fault of this rank has been."""
+        """Return whether this rank's fault has occurred."""
         return self.path(f"injected-{rank}").exists()
 
     def strike(self, name: object) -> None:
-        """Note that the fault comes now."""
+        """Record that the fault comes now."""
         self.note(f"injected-{name}", repr(time.monotonic()))
 
     def struck_s(self) -> tuple[float, float] | None:
-        """When the fault came, the first and the last of several; None as long as one has not."""
+        """Return the times of the first and the last fault; None as long as one is missing."""
         names = self.victims if self.fault else ("player",)
         notes = [self.path(f"injected-{name}") for name in names]
         if not all(note.exists() for note in notes):

@@ -1,4 +1,4 @@
-"""Plays one scenario: starts its job, waits for the fault and for what comes of it, and judges."""
+"""Plays one scenario: starts its job, waits for the fault and its effects, and judges."""
 
 import json
 import os
@@ -20,7 +20,7 @@ END_S = 60.0
 
 @dataclass(frozen=True)
 class Played:
-    """A scenario as it went."""
+    """A scenario and its result."""
 
     scenario: Scenario
     seen: Seen
@@ -28,7 +28,7 @@ class Played:
 
     @property
     def line(self) -> dict[str, Any]:
-        """For JSON."""
+        """Line of JSON."""
         diagnosis, took_s = self.seen.decisive or {}, self.seen.diagnosis_s
         recovery = self.seen.recoveries[0] if self.seen.recoveries else None
         phases = recovery["phases_ms"] if recovery else {}
@@ -49,7 +49,7 @@ class Played:
 
 
 def play(scenario: Scenario, folder: Path, native: Path) -> Played:
-    """One scenario, with its files in `folder`. Raises `NodesUnavailableError` and `CgroupUnavailableError`."""
+    """Play one scenario, with its files in `folder`. Raises `NodesUnavailableError` and `CgroupUnavailableError`."""
     mark = uuid.uuid4().hex
     outer = os.environ.get(leaks.MARK)
     os.environ[leaks.MARK] = mark
@@ -86,13 +86,13 @@ def _observe(scenario: Scenario, job: FaultJob, native: Path) -> Played:
 
 
 def _end(launcher: Launcher, folder: Path) -> None:
-    """Its report of all outputs belongs to the scenario's files."""
+    """End all processes. The report of their outputs goes to the scenario's files."""
     with (folder / "report.txt").open("w") as report, redirect_stdout(report):
         launcher.end_all()
 
 
 def evidence(played: Played, folder: Path) -> dict[str, Any]:
-    """What the manager knew when it gave its diagnosis, as it has left it; empty without one."""
+    """Return the manager's recorded evidence for its diagnosis; an empty dict without one."""
     named = [event["evidence"] for event in played.seen.diagnoses[-1:] if event.get("evidence")]
     paths = [path for name in named for path in folder.glob(f"run/*/{name}")]
     return json.loads(paths[0].read_text()) if paths else {}

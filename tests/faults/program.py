@@ -1,9 +1,9 @@
-"""What every rank of `tests.faults` runs: a small training that commits steps, and fails once where its plan says.
+"""The program of every rank of `tests.faults`: a small training that commits steps, and fails once by its plan.
 
     program.py PLAN      (JSON: `tests.faults.plan.Plan`)
 
 Each step has three collectives: DDP's bucket, the metrics of the step, and a vote whether to go on. A rank that has
-failed once has left a note of it (`Plan.strike`), so the process that takes its place does not.
+failed once has left a note of it (`Plan.strike`), so its successor does not fail.
 """
 
 import hashlib
@@ -32,12 +32,12 @@ RANK = int(os.environ["RANK"])
 
 
 def compute(step: int, *, more_ms: float = 0.0) -> None:
-    """What a step takes besides its collectives: first short ones, until the job's rhythm is settled."""
+    """Take the time of a step besides its collectives. The first steps are short, until the job's rhythm is known."""
     time.sleep(((PLAN.quick_ms if step < PLAN.settled else PLAN.step_ms) + more_ms) / 1000)
 
 
 def batch_of(step: int, source: Source, *, fails: bool) -> Tensor:
-    """The next batch. A fault of it: it does not come, or it has an element that is no number."""
+    """Return the next batch. With a fault, it does not come, or has an element that is no number."""
     if fails and PLAN.fault == "data":
         PLAN.strike(RANK)
     batch = source.next(step)
@@ -48,7 +48,7 @@ def batch_of(step: int, source: Source, *, fails: bool) -> Tensor:
 
 
 def metrics(loss: Tensor, *, fails: bool) -> None:
-    """The loss and more of all ranks."""
+    """Reduce the loss and more values over all ranks."""
     values = torch.full((METRICS,), float(loss.detach()))
     if fails and PLAN.fault in IN_METRICS:
         PLAN.strike(RANK)
@@ -58,7 +58,7 @@ def metrics(loss: Tensor, *, fails: bool) -> None:
 
 
 def train(state: taskd.TrainState, model: nn.Module, source: Source) -> None:
-    """Steps until all are done, or until this rank leaves early."""
+    """Train until all steps are done, or until this rank leaves early."""
     while state.step < PLAN.steps:
         step = state.step + 1
         fails = step == PLAN.at and RANK in PLAN.victims and not PLAN.has_struck(RANK)
@@ -77,7 +77,7 @@ def train(state: taskd.TrainState, model: nn.Module, source: Source) -> None:
         loss.backward()
         metrics(loss, fails=fails)
         state.optimizer.step()
-        dist.all_reduce(torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.MIN)  # whether all want to go on
+        dist.all_reduce(torch.ones(1, dtype=torch.int32), op=dist.ReduceOp.MIN)  # 1 if all want to go on
         if PLAN.fault == "disk" and step % SAVED_EVERY == 0:
             save(PLAN, RANK, {"model": model.state_dict(), "ballast": torch.zeros(BALLAST)}, fails=fails)
         if PLAN.tells_loss:
@@ -88,7 +88,7 @@ def train(state: taskd.TrainState, model: nn.Module, source: Source) -> None:
 
 
 def slows(step: int) -> bool:
-    """Whether this rank has become slow."""
+    """Return whether this rank has become slow."""
     slow = PLAN.fault == "slow" and RANK in PLAN.victims and step >= PLAN.at
     if slow and not PLAN.has_struck(RANK):
         PLAN.strike(RANK)
@@ -96,7 +96,7 @@ def slows(step: int) -> bool:
 
 
 def main() -> None:
-    """One rank."""
+    """Run one rank."""
     torch.set_num_threads(1)
     native(PLAN)
     live_in_cgroup(PLAN, RANK)

@@ -1,4 +1,4 @@
-"""The scenarios of `tests.faults`: each one fault, how it is made, and what must be said of it."""
+"""The scenarios of `tests.faults`: each one a fault, its injection, and its expected report."""
 
 import os
 import signal
@@ -17,17 +17,17 @@ from tests.faults.plan import Plan
 
 VICTIM = 2
 EARLY = 200
-"""The step of a fault that is told of at once..."""
+"""Step of a fault that is reported at once ..."""
 SETTLED = 225
 LATE = 240
-"""... and of one that is told of by the job's rhythm, which must be known."""
+"""... and of one whose report depends on the job's rhythm, which must be known."""
 QUICK_MS = 10.0
 STEP_MS = 50.0
 AFTER = 40
 TOLD_S = 15.0
-"""What nobody waits for has no deadline in the goal; this is ours."""
+"""Our own limit for faults on which no process waits. The goal has no deadline for them."""
 SLOW_S = 20.0
-"""Steps of less than a second are looked at once a second, and it takes six looks to know the noise and six more."""
+"""Steps of less than a second are read once a second. Six readings are needed for the noise, and six more."""
 NODE_LOST_S = 2.0
 SMALL_BYTES = 256 << 20
 TIMEOUT_S = 5.0
@@ -37,7 +37,7 @@ Play = Callable[[FaultJob], list[str]]
 
 
 def nothing(_job: FaultJob) -> list[str]:
-    """The victim does it all."""
+    """Do nothing: the victim makes the fault."""
     return []
 
 
@@ -46,13 +46,12 @@ class Scenario:
     """One fault.
 
     Attributes:
-        fault: a name of `tests.faults.injections`; none: `play` makes it.
+        fault: a name of `tests.faults.injections`; "": `play` makes it.
         injection: how it is made, for people.
-        play: called when the job runs; what it returns is wrong.
+        play: called when the job runs; it returns defects.
         cgroup: makes the cgroup that the victim enters.
         nodes: 2: each with half of the ranks.
-        unproven_s: with those that may be at work; 0 leaves the default, which no scenario waits for.
-
+        unproven_s: limit for ranks that may be at work; 0 leaves the default, which no scenario waits for.
     """
 
     name: str
@@ -69,41 +68,41 @@ class Scenario:
     unproven_s: float = 0.0
 
     def plan(self, folder: Path, cgroup: Path | None) -> Plan:
-        """For the ranks."""
+        """Return the plan for the ranks."""
         plan = Plan(str(folder), self.fault, self.victims, self.at, self.at + self.after, SETTLED, QUICK_MS, STEP_MS)
         return replace(plan, cgroup=str(cgroup or ""), tells_loss=self.tells_loss, unproven_s=self.unproven_s)
 
     @property
     def step_ms(self) -> float:
-        """Of the steps before the fault."""
+        """Length of the steps before the fault, in milliseconds."""
         return STEP_MS if self.at > SETTLED else QUICK_MS
 
 
 def crash(name: str, fault: str, injection: str, *kinds: str, culprits: tuple[int, ...] = (VICTIM,)) -> Scenario:
-    """A process ends by itself."""
+    """Return a scenario in which a process ends by itself."""
     expected = Expected(kinds, (culprits,), CRASH_S, recovers=True, replaced=culprits)
     return Scenario(name, injection, expected, fault, culprits, at=EARLY)
 
 
 def hang(name: str, fault: str, injection: str, *kinds: str) -> Scenario:
-    """A process stays, and the job gets no further."""
+    """Return a scenario in which a process stays, and the job gets no further."""
     limit_s = HANG_STEPS * STEP_MS / 1000 + HANG_S
     expected = Expected(kinds, ((VICTIM,),), limit_s, recovers=True, replaced=(VICTIM,))
     return Scenario(name, injection, expected, fault)
 
 
 def keeps_process(scenario: Scenario) -> Scenario:
-    """The culprit may go on in its process: the step is done again."""
+    """Let the culprit go on in its process: the step is done again."""
     return replace(scenario, expected=replace(scenario.expected, replaced=()))
 
 
 def unproven(scenario: Scenario) -> Scenario:
-    """It may be work: it is reported as soon as others, and recovered from after `TASKD_HANG_UNPROVEN_S`."""
+    """Let the hang be possible work: it is reported like others, and recovered after `TASKD_HANG_UNPROVEN_S`."""
     return replace(scenario, expected=replace(scenario.expected, proven=False), unproven_s=SHORT_UNPROVEN_S)
 
 
 def strike(job: FaultJob) -> int:
-    """The player's fault comes now; the pid of the victim."""
+    """Record the player's fault now. Return the pid of the victim."""
     pid = job.await_reached()
     job.plan.strike("player")
     return pid
@@ -115,7 +114,7 @@ def terminate(job: FaultJob) -> list[str]:
 
 
 def no_child_lives(job: FaultJob) -> list[str]:
-    """After the recovery, the dead rank's children are dead too."""
+    """Return a defect if a child of the dead rank still lives after the recovery."""
     job.await_strike()
     job.recovered(1)
     children = job.children(VICTIM)
@@ -123,12 +122,12 @@ def no_child_lives(job: FaultJob) -> list[str]:
     while left := [child for child in children if lives(child)]:
         if time.monotonic() > until_s:
             return [f"children of the dead rank live: {left}"]
-        time.sleep(0.01)  # they are no children of ours
+        time.sleep(0.01)  # they are not children of this process
     return []
 
 
 def cut_data(job: FaultJob) -> list[str]:
-    """Until the diagnosis, or for so long that there will be none."""
+    """Cut the second network until the diagnosis, or until it is too late for one."""
     assert isinstance(job, TwoNodesJob)
     strike(job)
     job.cut_data(1)

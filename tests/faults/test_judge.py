@@ -1,4 +1,4 @@
-"""The judge of the faults: what it lets pass, and that each thing that can be wrong is found."""
+"""The judge of the faults: it accepts correct results, and finds each kind of defect."""
 
 from dataclasses import replace
 from typing import Any

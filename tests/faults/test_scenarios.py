@@ -1,4 +1,4 @@
-"""Some of the faults, as `scripts/faults.sh` makes them; the others it makes alone, for they take long."""
+"""Some of the faults of `scripts/faults.sh`. The others are too slow for the tests."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ PLAYED = ("SIGSEGV in native code", "SIGSTOP", "another operation", "NaN loss")
 
 @pytest.fixture(scope="module")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library in which ranks crash."""
+    """Build the library in which ranks crash."""
     return build_native(tmp_path_factory.mktemp("native"))
 
 

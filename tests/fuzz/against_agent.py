@@ -1,4 +1,4 @@
-"""A real agent with two ranks, and a manager in name only, that orders anything."""
+"""A real agent with two ranks, and a false manager that sends any order."""
 
 import random
 import time
@@ -16,13 +16,13 @@ from tests.fuzz.wellformed import Known, Maker
 from tests.wire.peers import LIMIT_S
 
 _LIFE: Final = 200
-"""After so many messages another agent takes the place of one that may have been told to end."""
+"""Number of messages after which another agent replaces one that may have been ordered to end."""
 _BATCH: Final = 8
-"""Messages before it is seen what it says: its manager's queue is short."""
+"""Number of messages after which the agent's reports are received: its manager's queue is short."""
 
 
 class Commands:
-    """What a manager out of its mind says."""
+    """Random orders of a broken manager."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -31,12 +31,12 @@ class Commands:
         self.maker = Maker(FromManager, dice, self.known)
 
     def begin(self, agent_id: str) -> None:
-        """Another agent, which has been told nothing."""
+        """Start anew for another agent, which has received nothing."""
         self.agent_id = agent_id
         self._sequence = self._generation = self._incarnation = 0
 
     def frame(self) -> bytes:
-        """The next one: mostly newer than those before, so that it is obeyed."""
+        """Return the next frame. Most are newer than those before, so that they are obeyed."""
         dice = self._dice
         self._sequence += dice.random() < 0.9
         self._generation += dice.random() < 0.1
@@ -45,7 +45,7 @@ class Commands:
         return self.maker.frame(kind, **({"order": dice.choice(("run", "pause", "join", "release"))} if kind else {}))
 
     def known(self) -> Known:
-        """What there is to refer to."""
+        """Return the existing objects to which a message may refer."""
         return {
             "job_id": ["job"] * 9 + ["other"],
             "agent_id": [self.agent_id, "another"],
@@ -103,7 +103,7 @@ class AgentSide:
         node.close()
 
     def _hear_until(self, node: Node, newer_than: int = -1) -> bool:
-        """Whether a report has come within the limit."""
+        """Return whether a report has come within the limit."""
         until_s = time.monotonic() + LIMIT_S
         while time.monotonic() < until_s and node.lives:
             self._socket.poll(0.02)
@@ -124,7 +124,7 @@ class AgentSide:
                 self._socket.receive()
 
     def _send(self, frame: bytes) -> None:
-        """It has read what was sent before as soon as there is room."""
+        """Send a frame. Room for it means that the agent has read the earlier ones."""
         assert self._peer is not None
         until_s = time.monotonic() + LIMIT_S
         while not self._socket._send(self._peer, frame):
@@ -135,7 +135,7 @@ class AgentSide:
             self._socket.receive()
 
     def check(self) -> list[str]:
-        """It reports on."""
+        """Return a defect if the agent no longer reports."""
         node = self._node
         assert node is not None
         if self._died or not node.lives:

@@ -1,11 +1,11 @@
-"""Damage to any bytes, as disks, cut transfers and people do it."""
+"""Damage to any bytes, as by disks, cut transfers and people."""
 
 import random
 from collections.abc import Sequence
 
 
 def damaged(data: bytes, dice: random.Random, inserted: Sequence[bytes]) -> bytes:
-    """Bytes changed, cut off, missing, doubled or inserted, once or a few times."""
+    """Return bytes that were changed, cut off, left out, doubled or inserted, once or a few times."""
     for _ in range(dice.choice((1, 1, 1, 2, 3, 8))):
         data = _once(data, dice, inserted)
     return data

@@ -1,11 +1,11 @@
-"""Damaged and hostile journals and faults' files against their reader: `python -m tests.fuzz.journals SEED COUNT`.
+"""Damaged and hostile journals and files of faults against their reader: `python -m tests.fuzz.journals SEED COUNT`.
 
 Rules:
 
-1. A journal is told, its damaged lines counted, or refused with a `RecordError`: anything else is raised, with the seed
-   and the turn that led to it.
-2. What is shown of it is printable and keeps to its lines; its document is JSON.
-3. Entries are of two kinds: those of a real job, damaged as files are, and any that its types allow, or just do not.
+1. A journal is read, its damaged lines counted, or refused with a `RecordError`. Any other error is raised, with the
+   seed and the turn that led to it.
+2. A page of it is printable and keeps to its lines; its document is JSON.
+3. Entries are of two kinds: those of a real job, damaged as files are, and any that their types allow or just exclude.
 """
 
 import io
@@ -43,12 +43,12 @@ _TYPES: Final = {
 }
 _RANK: Final = inspect.type_info(Evidence)
 _POOL: Final = 300
-"""Lines that journals are made of. Each turn makes a new one, which is dear, in place of another."""
+"""Number of lines from which journals are made. Each turn replaces one by a new line, which is expensive."""
 _EVIDENCE: Final = 8
 _PAGES: Final = 32
-"""One journal in so many has a fault's file, or is shown as a page, which takes as long as twenty others."""
+"""One journal in `_EVIDENCE` is read with faults' files, one in `_PAGES` as a page. Either takes as long as twenty."""
 _TOLD: Final = 2
-"""One in so many is told in full, which a page only lays out."""
+"""One journal in `_TOLD` is described in full. A page only lays that out."""
 _ODD: Final[tuple[Any, ...]] = (
     *STRANGE_NUMBERS,
     *STRANGE_FLOATS,
@@ -82,7 +82,7 @@ _REAL: Final[tuple[dict[str, Any], ...]] = (
 
 
 _DIAGNOSIS: Final = 3
-"""The one that names a fault's file."""
+"""Index of the entry that names a fault's file."""
 
 
 def _real(dice: random.Random) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _real(dice: random.Random) -> dict[str, Any]:
 
 
 def _odd(entry: dict[str, Any], dice: random.Random) -> dict[str, Any]:
-    """With one value, at any depth, that is another."""
+    """Return the entry with one changed value, at any depth."""
     entry = dict(entry)
     numbers = [name for name, value in entry.items() if isinstance(value, int | float)]
     key = dice.choice(numbers if numbers and dice.random() < 0.5 else list(entry))
@@ -133,7 +133,7 @@ def _line(dice: random.Random) -> bytes:
 
 
 def journal(lines: list[bytes], dice: random.Random) -> bytearray:
-    """Some of these lines, whole or damaged."""
+    """Return some of these lines, whole or damaged."""
     chosen = dice.choices(lines, k=dice.choice((1, 3, 6, 6, 12)))
     content = bytearray(dice.choice((b"\n", b"\n", b"\n", b"", b"\r\n", b"\n\n")).join(chosen) + b"\n")
     if dice.random() < 0.5:
@@ -142,7 +142,7 @@ def journal(lines: list[bytes], dice: random.Random) -> bytearray:
 
 
 def _facts(parts: dict[str, Any]) -> dict[str, Any]:
-    """As a fault's file has them, without the parts of evidence."""
+    """Return the facts as in a fault's file, without the parts of evidence."""
     found: dict[str, Any] = {}
     for name, value in parts.items():
         found.update({name: value} if name in FACTS else value)
@@ -150,7 +150,7 @@ def _facts(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def evidence(dice: random.Random) -> bytearray:
-    """The file of a fault, whole or damaged."""
+    """Return the file of a fault, whole or damaged."""
     ranks = {str(rank): _facts(anything(_RANK, dice)) for rank in range(dice.choice((1, 2)))}
     whole = {
         "evidence": ranks,
@@ -173,7 +173,7 @@ class _Reader:
         self.counts = {"journals": 0, "whole": 0, "with damaged lines": 0, "refused": 0, "evidence": 0}
 
     def read(self, turn: int) -> None:
-        """Raises whatever is no refusal."""
+        """Read the job. Raise every error that is not a refusal."""
         self.counts["journals"] += 1
         try:
             job = read_job(self._folder)
@@ -205,7 +205,7 @@ def _refuse(constant: str) -> None:
 
 
 def run(seed: int, count: int) -> dict[str, int]:
-    """Try so many journals. Returns how many were told and refused; raises what is neither, and says where it was."""
+    """Try so many journals. Return how many were read and refused. Raise any other error, with its place."""
     dice = random.Random(seed)
     shared = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=shared, prefix="taskd-fuzz-") as name:

@@ -1,14 +1,14 @@
-"""Manifests and torch's indexes of checkpoints, damaged and hostile, against taskd's readers: nothing but a refusal.
+"""Damaged and hostile manifests and torch's indexes of checkpoints, against taskd's readers: only refusals may result.
 
     python -m tests.fuzz.manifests --count 1000000 --files 10000 --seed 1
 
 Rules:
 
-1. `run` reads bytes alone (`checkpoint_files.decode`, `checkpoint_index.find`): how files are opened is not in it.
-   `run_files` lays whole checkpoints on a disk, with one file damaged, or with something else in its place, and has
-   `load_latest` look for the newest.
-2. A number of a run is the same attack for the same seed. What fails is told with the bytes.
-3. A refusal is one line that a terminal can be shown. What is accepted keeps to its bounds.
+1. `run` reads bytes alone (`checkpoint_files.decode`, `checkpoint_index.find`); it does not open files.
+   `run_files` lays whole checkpoints on a disk, with one file damaged, or with another object in its place. Then
+   `load_latest` searches for the newest.
+2. A number of a run is the same attack for the same seed. A failure is reported with the bytes.
+3. A refusal is one line that is safe for a terminal. Accepted content keeps to its bounds.
 """
 
 import argparse
@@ -70,7 +70,7 @@ MOST_CHARS = 6000
 
 
 def run(seed: int, count: int) -> Counter[str]:
-    """Attack the readers of bytes so many times. Returns what was read, and how often it was refused or accepted."""
+    """Attack the readers of bytes so many times. Return counts of readers, each refused or accepted."""
     counts: Counter[str] = Counter()
     bases = pickles.bases(random.Random(seed))
     for number in range(count):
@@ -125,7 +125,7 @@ def _expect_a_line(text: str) -> None:
 
 @cache
 def _fields() -> dict[str, list[bytes]]:
-    """Each field of a manifest, honest and at each edge of its type and beyond, encoded."""
+    """Return each field of a manifest, honest and at each edge of its type and beyond, encoded."""
     known = msgspec.to_builtins(MANIFEST)
     found = {name: [msgspec.json.encode(value)] for name, value in known.items()}
     for _, value in shapes.changed(msgspec.inspect.type_info(files.Manifest), known):
@@ -137,7 +137,7 @@ def _fields() -> dict[str, list[bytes]]:
 
 
 def _manifest(dice: random.Random) -> bytes:
-    """With a few fields at an edge, or damaged bytes, or both."""
+    """Return a manifest with a few fields at an edge, or damaged bytes, or both."""
     fields = _fields()
     odd = set(dice.choices([*fields], k=dice.choice((0, 1, 1, 2))))
     data = b"{%s}" % b",".join(
@@ -151,7 +151,7 @@ def _manifest(dice: random.Random) -> bytes:
 
 
 def run_files(seed: int, count: int, folder: Path) -> Counter[str]:
-    """Attack `load_latest` so many times with files in `folder`. Returns what was attacked, and what came of it."""
+    """Attack `load_latest` so many times with files in `folder`. Return counts of attacks and their results."""
     counts: Counter[str] = Counter()
     written, shelf = folder / "written", folder / "shelf"
     for step in (2, 3):
@@ -221,13 +221,13 @@ def _measured(act: Callable[[], Counter[str]]) -> Iterator[tuple[str, Any]]:
 
 
 def main() -> int:
-    """0 if there was nothing but refusals, and what is in order was accepted."""
+    """Run the attacks. Return 0 if there were only refusals, and valid input was accepted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--files", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    run(args.seed - 1, 2000)  # what is made once is there before memory is measured
+    run(args.seed - 1, 2000)  # objects that are made once exist before memory is measured
     print(json.dumps({"seed": args.seed, **dict(_measured(lambda: run(args.seed, args.count)))}), flush=True)
     if args.files:
         logging.disable()

@@ -1,15 +1,15 @@
-"""Well-typed random messages against the living.
+"""Well-typed random messages against live managers and agents.
 
 `python -m tests.fuzz.messages manager|agent COUNT --seed N [--direct]`
 
 Rules:
 
-1. The manager is real, and so are the three agents that it serves; a peer with the job's secret says anything to it, by
-   its socket or, with `--direct`, straight to its handler. The agent is real; what stands for its manager orders
+1. The manager is real, and so are the three agents that it serves. A peer with the job's secret sends it anything, by
+   its socket or, with `--direct`, straight to its handler. The agent is real, too; the stand-in for its manager orders
    anything.
-2. Failures are tracebacks, loops that have ended, agents that are not answered, a job that a stranger has changed, and
+2. Failures are tracebacks, loops that have ended, agents without answers, a job that a stranger has changed, and
    memory that grows in the last six tenths of a run.
-3. A seed gives the same messages, as far as they do not depend on what the other side has answered.
+3. A seed gives the same messages, as far as they do not depend on the other side's answers.
 """
 
 import argparse
@@ -31,16 +31,16 @@ from tests.fuzz.against_manager import ManagerSide
 from tests.fuzz.side import Side
 
 PARTS: Final = 10
-"""At the end of each the other side is checked, and the memory measured."""
+"""Number of parts. After each one, the other side is checked and the memory measured."""
 _STEADY: Final = 4
-"""From this part on memory is to be flat."""
+"""Part from which memory has to be constant."""
 MARGIN_MB: Final = 8.0
-"""What the allocator and the largest messages take and give back."""
+"""Allowance for the allocator and the largest messages."""
 
 
 @dataclass
 class Report:
-    """What a run has come to."""
+    """Result of a run."""
 
     mode: str
     seed: int
@@ -48,14 +48,14 @@ class Report:
     refused: int = 0
     accepted: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
-    """By reason, what was refused."""
+    """Counts of refusals by reason."""
     failures: list[str] = field(default_factory=list)
     rss_mb: list[float] = field(default_factory=list)
     per_s: float = 0.0
 
 
 class _Tracebacks(logging.Handler):
-    """What is logged with a trace, each kind once."""
+    """Records that are logged with a traceback, each kind once."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -69,12 +69,12 @@ class _Tracebacks(logging.Handler):
 
 
 def rss_mb() -> float:
-    """The memory of this process, which holds both sides."""
+    """Return the memory of this process, which holds both sides."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def grown(points: list[float]) -> str:
-    """Whether the memory has grown where it was to be flat; empty if not."""
+    """Return a defect if memory has grown in the constant part; "" if not."""
     steady = points[_STEADY - 1 :]
     more = max(steady[-2:]) - max(steady[:2])
     return f"memory has grown by {more:.1f} MB in the last six tenths, expected {MARGIN_MB}" if more > MARGIN_MB else ""
@@ -110,18 +110,18 @@ def run(make: Callable[[random.Random, Path], Side], mode: str, count: int, seed
 
 
 def against_manager(count: int, seed: int, *, direct: bool) -> Report:
-    """A manager with three live agents hears them."""
+    """Send messages to a manager with three live agents."""
     mode = "manager, direct" if direct else "manager"
     return run(lambda dice, folder: ManagerSide(dice, folder, direct=direct), mode, count, seed)
 
 
 def against_agent(count: int, seed: int) -> Report:
-    """An agent is told them."""
+    """Send messages to an agent."""
     return run(AgentSide, "agent", count, seed)
 
 
 def main() -> int:
-    """Of the command."""
+    """Run the command."""
     parser = argparse.ArgumentParser()
     parser.add_argument("against", choices=("manager", "agent"))
     parser.add_argument("count", type=int)

@@ -1,4 +1,4 @@
-"""Live agents for the fuzz of messages: the real thing, on hosts whose processes do nothing."""
+"""Live agents for the fuzz of messages: real ones, on hosts whose processes do nothing."""
 
 import signal
 import socket
@@ -17,7 +17,7 @@ PER_NODE = 2
 
 
 class Idle(Host):
-    """Of one place. Its processes are small, and each is collected as soon as another takes its rank."""
+    """Host of one place. Its processes are small, and each is collected as soon as another takes its rank."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -66,12 +66,12 @@ class Node:
 
     @property
     def heard_s(self) -> float:
-        """When its manager has answered last."""
+        """Time of its manager's last answer."""
         return self.agent._timeout.answered_s
 
     @property
     def lives(self) -> bool:
-        """Whether its loop runs."""
+        """True if its loop runs."""
         thread = self.agent._loop._thread
         return thread is not None and thread.is_alive()
 

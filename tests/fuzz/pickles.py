@@ -1,10 +1,10 @@
-"""torch's index of a checkpoint as an attacker would write it: with code to be run, odd numbers, operations astray.
+"""torch's index of a checkpoint as an attacker would write it: with code, odd numbers, and misplaced operations.
 
 Rules:
 
-1. Honest ones are pickled from torch's own classes. What is changed are their attributes, and the operations of the
-   pickle, one by one.
-2. Code in a pickle is `strike`, of this module: whoever runs it is seen.
+1. Honest ones are pickled from torch's own classes. Their attributes are changed, and the operations of the pickle,
+   one by one.
+2. Code in a pickle is `strike`, of this module, which records its run.
 """
 
 import io
@@ -53,20 +53,20 @@ struck: list[str] = []
 
 
 def strike(what: str) -> str:
-    """What an attacker wants to have called."""
+    """Record that an attacker's code has run."""
     struck.append(what)
     return what
 
 
 class Code:
-    """Calls `strike` where it is unpickled."""
+    """An object that calls `strike` when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return strike, ("it was run",)
 
 
 def honest() -> Metadata:
-    """An index of three tensors, one of them in two pieces, and of an object."""
+    """Return an index of three tensors, one of them in two pieces, and of an object."""
     metadata = Metadata({}, {}, {}, StorageMeta(Path("/shelf/step-3"), "id"))
     begin = 0
     for name, shape in SHAPES.items():
@@ -92,7 +92,7 @@ def honest() -> Metadata:
 
 
 def bases(dice: random.Random) -> list[list[bytes]]:
-    """Indexes to begin with, as the bytes of their operations: honest, with odd attributes, with code in them."""
+    """Return indexes as the bytes of their operations: honest, with odd attributes, with code in them."""
     found = [honest()] * 150
     for _ in range(300):
         found.append(honest())
@@ -122,7 +122,7 @@ def _operations(data: bytes) -> list[bytes]:
 
 
 def attack(dice: random.Random, all_bases: Sequence[list[bytes]]) -> bytes:
-    """One of the bases as it is, with operations astray, or with damaged bytes."""
+    """Return one of the bases unchanged, with misplaced operations, or with damaged bytes."""
     chosen = dice.choice(all_bases)
     way = dice.random()
     if way < 0.1:

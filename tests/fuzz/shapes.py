@@ -1,9 +1,9 @@
-"""Values of any message, by reflection: what a type allows, and its edges.
+"""Values of any message, by reflection: those that a type allows, and its edges.
 
 Rules:
 
-1. A value is what msgpack has: maps, lists, numbers, texts. So one that no Python type could hold can be made, too.
-2. Nothing here knows a message by its name: a field that is added tomorrow is tried tomorrow.
+1. A value consists of msgpack's types: maps, lists, numbers, texts. So it can be one that no Python type could hold.
+2. No message is known by its name. A field that is added tomorrow is tried tomorrow.
 """
 
 import math
@@ -24,7 +24,7 @@ _MOST_MADE = 4
 
 
 def leaves(kind: inspect.Type, path: str = "") -> Iterator[tuple[str, inspect.Type]]:
-    """Every number, text and sequence below a type, each with the way to it."""
+    """Yield every number, text and sequence below a type, each with its path."""
     match kind:
         case inspect.StructType() | inspect.DataclassType():
             for field in kind.fields:
@@ -44,7 +44,7 @@ def leaves(kind: inspect.Type, path: str = "") -> Iterator[tuple[str, inspect.Ty
 
 
 def bounded(kind: inspect.Type) -> bool:
-    """Whether a number has both ends, if need be those of 64 bits, and all else a length."""
+    """Return whether a number has both bounds, if need be those of 64 bits, and any other type a length."""
     match kind:
         case inspect.IntType(ge=0, le=None, lt=None):
             return True
@@ -64,7 +64,7 @@ def _most(kind: inspect.IntType | inspect.FloatType) -> float | None:
 
 
 def edges(kind: inspect.Type) -> Iterator[Value]:
-    """What lies at, and beyond, the edges of a type; allowed or not."""
+    """Yield values at and beyond the edges of a type, allowed or not."""
     yield from OTHERS
     match kind:
         case inspect.IntType() | inspect.FloatType():
@@ -89,7 +89,7 @@ def edges(kind: inspect.Type) -> Iterator[Value]:
 
 
 def plain(kind: inspect.Type) -> Value:
-    """The plainest value of a type."""
+    """Return the plainest value of a type."""
     value: Value = None
     match kind:
         case inspect.StructType():
@@ -116,7 +116,7 @@ def plain(kind: inspect.Type) -> Value:
 
 
 def changed(kind: inspect.Type, value: Value) -> Iterator[tuple[str, Value]]:
-    """A value with each of its parts in turn at each edge, and the way to that part."""
+    """Yield a value with each of its parts in turn at each edge, and the path to that part."""
     for edge in edges(kind):
         yield "", edge
     match kind:
@@ -149,7 +149,7 @@ def _fields(kind: inspect.StructType | inspect.DataclassType, value: Value) -> d
 
 
 def _suits(kind: inspect.Type, value: Value) -> bool:
-    """Whether a value of msgpack is one of this member of a union."""
+    """Return whether a value of msgpack belongs to this member of a union."""
     match kind:
         case inspect.StructType():
             if kind.array_like:
@@ -180,7 +180,7 @@ def _default(field: inspect.Field) -> Value:
 
 
 def anything(kind: inspect.Type, dice: random.Random) -> Value:
-    """A random value that the type allows, more often one at an edge than fair."""
+    """Return a random value that the type allows, at an edge more often than by chance."""
     value: Value = None
     match kind:
         case inspect.StructType():

@@ -1,24 +1,24 @@
-"""What the fuzz of messages asks of the side that it talks to."""
+"""Interface of the fuzz of messages to the side under test."""
 
 from collections import Counter
 from typing import Protocol
 
 
 class Side(Protocol):
-    """A live manager, or a live agent, and the peer that says anything to it."""
+    """A live manager or a live agent, and the peer that sends anything to it."""
 
     def send(self, count: int) -> None:
-        """Say so many things."""
+        """Send so many messages."""
         ...
 
     def check(self) -> list[str]:
-        """What is wrong with the other side; it is asked for a sign of life."""
+        """Return the defects of the other side, which has to give a sign of life."""
         ...
 
     def refused(self) -> Counter[str]:
-        """By reason, what was refused."""
+        """Return counts of refusals by reason."""
         ...
 
     def close(self) -> None:
-        """End it all."""
+        """End both sides."""
         ...

@@ -12,7 +12,7 @@ from tests.fuzz import manifests, pickles
 def test_bytes() -> None:
     counts = manifests.run(seed=1, count=1000)
     assert counts.total() == 1000
-    assert min(counts.values()) > 20, counts  # it is not refused alone that is tried
+    assert min(counts.values()) > 20, counts  # refusals are not the only result
     assert counts == manifests.run(seed=1, count=1000)
 
 

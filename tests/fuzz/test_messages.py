@@ -1,4 +1,4 @@
-"""A thousandth of what is tried before a release: well-typed random messages against a live manager and live agents."""
+"""A thousandth of the attacks before a release: well-typed random messages against a live manager and live agents."""
 
 import pytest
 

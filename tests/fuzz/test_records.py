@@ -1,4 +1,4 @@
-"""A thousandth of what is tried before a release: damaged and hostile boxes and journals against their readers."""
+"""A thousandth of the attacks before a release: damaged and hostile boxes and journals against their readers."""
 
 import pytest
 

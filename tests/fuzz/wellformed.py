@@ -1,9 +1,9 @@
-"""Well-typed messages by reflection: most refer to what exists, some lie at an edge, few just beyond it.
+"""Well-typed messages by reflection: most refer to existing objects, some lie at an edge, few just beyond it.
 
 Rules:
 
-1. A value is what msgpack has, as in `shapes.py`: what a frame may not hold can be made too, and is to be refused.
-2. No message is known by its name. A field's name leads to what exists of that name: ranks, agents, generations, terms.
+1. A value consists of msgpack's types, as in `shapes.py`. It may break the limits of a frame, and must be refused then.
+2. No message is known by its name. A field's name selects existing objects: ranks, agents, generations, terms.
 """
 
 import random
@@ -18,11 +18,11 @@ from taskd.wire import codec
 from tests.fuzz.shapes import Value, anything, edges
 
 _BEYOND: Final = 0.004
-"""So many of the numbers, texts and sequences lie at an edge, or beyond it; a message has twenty of them or so."""
+"""Share of numbers, texts and sequences that lie at an edge or beyond it. A message has about twenty of them."""
 _KNOWN: Final = 0.85
-"""So many fields hold what exists, where something of their name does."""
+"""Share of fields with an existing object, if one of their name exists."""
 _LARGE: Final = 5000
-"""Characters or items from which on an edge is tried rarely: it costs as much as a hundred other messages."""
+"""Characters or items from which on an edge is tried rarely. It costs as much as a hundred other messages."""
 _RARELY: Final = 0.02
 _HEADER: Final = codec.MAGIC + bytes([codec.WIRE_VERSION])
 
@@ -31,7 +31,7 @@ _EVIDENCE: Final = inspect.type_info(Evidence)
 
 
 class Maker:
-    """Makes frames of the messages of one union. `known` tells at each message what exists, by the names of fields."""
+    """Makes frames of the messages of one union. `known` returns the objects that exist then, by field names."""
 
     def __init__(self, union: Any, dice: random.Random, known: Callable[[], Known]) -> None:
         kind = inspect.type_info(union)
@@ -42,7 +42,7 @@ class Maker:
         self._names: Known = {}
 
     def frame(self, name: str | None = None, **fields: Value) -> bytes:
-        """One message, of a given type if need be, with some fields given."""
+        """Return one message, of a given type if need be, with some fields given."""
         self._names = self._known()
         kinds = [kind for kind in self._kinds if name in (None, kind.cls.__name__)]
         value = self._value(self._dice.choice(kinds), "")

@@ -1,4 +1,4 @@
-"""What the members of a test world have in common: `PROGRAM CASE RANK SIZE PORT`."""
+"""Common parts of the members of a test world: `PROGRAM CASE RANK SIZE PORT`."""
 
 import sys
 
@@ -43,7 +43,7 @@ def total(group: dist.ProcessGroup | None = None) -> float:
 
 
 def finish() -> None:
-    """Nobody ends before all are done: who ends first resets the others' connections."""
+    """Wait until all members are done: the first one to end resets the others' connections."""
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in range(SIZE)])

@@ -1,4 +1,4 @@
-"""What torch and libuv open once per process is opened before the leak census of the first test."""
+"""Descriptors that torch and libuv open once per process are opened before the leak census of the first test."""
 
 import pytest
 from torch._C._distributed_c10d import TCPStore

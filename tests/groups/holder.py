@@ -1,4 +1,4 @@
-"""A member of a test world that holds its groups in variables. Status 0 if all that it checks holds."""
+"""A member of a test world that holds its groups in variables. Status 0 if all of its checks hold."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from tests.leave import leave
 
 
 def alone() -> None:
-    """A group that its members alone have made is made again by them alone."""
+    """A group that was made by its members alone is made again by them alone."""
     begin()
     groups = {}
     if RANK:
@@ -22,7 +22,7 @@ def alone() -> None:
 
 
 def kept_default() -> None:
-    """What holds the default group goes on to work: a variable, a batch of messages, and its ranks by either object."""
+    """Holders of the default group go on to work: a variable, a batch of messages, and its ranks by either object."""
     begin()
     everyone = dist.group.WORLD
     assert isinstance(everyone, GroupHandle)
@@ -42,7 +42,7 @@ def kept_default() -> None:
     batch = [dist.P2POp(watched, torch.tensor([1.0 + RANK]), peer), dist.P2POp(dist.irecv, theirs, peer)]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
-    assert seen == [dist.ProcessGroup]  # in which NCCL puts them together
+    assert seen == [dist.ProcessGroup]  # NCCL puts them together in it
     assert batch[0].group is everyone
     assert theirs.item() == 1.0 + peer
     dist.destroy_process_group(everyone)

@@ -1,4 +1,4 @@
-"""One member of a test world: `member.py CASE RANK SIZE PORT`. Ends with status 0 if all that it checks holds."""
+"""One member of a test world: `member.py CASE RANK SIZE PORT`. It ends with status 0 if all of its checks hold."""
 
 import mmap
 import os
@@ -73,11 +73,11 @@ def rounds() -> None:
             dist.barrier()
     (fds, threads, memory, keys), (fds_end, threads_end, memory_end, keys_end) = before[20], before[200]
     assert fds_end <= fds, f"{fds} descriptors have become {fds_end}"
-    assert threads_end <= threads + 1, f"{threads} threads have become {threads_end}"  # a dying one is counted
+    assert threads_end <= threads + 1, f"{threads} threads have become {threads_end}"  # a dying thread is counted
     assert memory_end - memory < 8 << 20, f"{memory} bytes have become {memory_end}"
     assert keys_end == keys, f"{keys} keys have become {keys_end}"
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)
-    if hasattr(store, "list_keys"):  # older torch counts them alone
+    if hasattr(store, "list_keys"):  # older torch counts only the keys
         old = [key for key in store.list_keys() if "taskd/" in key and f"taskd/{KEY}/200/" not in key]
         assert not old, old
     dist.barrier()
@@ -85,14 +85,14 @@ def rounds() -> None:
 
 
 def shrinks() -> None:
-    """Worlds of fewer members, in another order, and whole again: ranks, tables and DDP's averages are right."""
+    """In worlds of fewer members, in another order, and whole again, ranks, tables and DDP's averages are right."""
     begin()
     clock = TCPStore("127.0.0.1", PORT, is_master=False)
     everyone, three, last, others = new_group(), new_group([3, 1, 0]), new_group([2, 3]), new_group([2])
     own_group = three if RANK != 2 else others
     models = [DistributedDataParallel(nn.Linear(1, 1), process_group=group) for group in (None, own_group)]
     for generation, members in enumerate([(0, 1, 3), (3, 1, 0), (3, 0), (1,), (0, 1, 2, 3), (1, 3), (0, 1, 2, 3)], 1):
-        if RANK not in members:  # nobody is ahead of the world: a later one would sweep its keys away
+        if RANK not in members:  # no member is ahead of the world: a later one would sweep its keys away
             clock.wait([f"over-{generation}"], timedelta(seconds=60))
             continue
         WORLD.rebuild(plan(generation, members), JobRank(RANK))
@@ -122,7 +122,7 @@ def shrinks() -> None:
 
 
 def average(model: DistributedDataParallel) -> float:
-    """The gradient of a weight whose own gradient is this rank's number."""
+    """Return the gradient of a weight whose own gradient is this rank's number."""
     model.zero_grad()
     model(torch.tensor([[float(RANK)]])).sum().backward()
     gradient = model.module.weight.grad
@@ -130,7 +130,7 @@ def average(model: DistributedDataParallel) -> float:
 
 
 def new_groups_in_a_smaller_world() -> None:
-    """A group made among fewer members is remembered by the ranks of the job."""
+    """The ranks of the job keep a group that was made among fewer members."""
     begin()
     if RANK == 0:
         finish()
@@ -146,7 +146,7 @@ def new_groups_in_a_smaller_world() -> None:
 
 
 def meshes() -> None:
-    """A device mesh stands in the way of a world in which its ranks have other numbers."""
+    """A device mesh prevents a world in which its ranks have other numbers."""
     from torch.distributed.device_mesh import init_device_mesh
 
     begin()
@@ -156,12 +156,12 @@ def meshes() -> None:
         refuse_meshes(Members((JobRank(0), JobRank(2))), None, JobRank(1)) if RANK == 1 else WORLD.rebuild(
             plan(2, (0, 2)), JobRank(RANK)
         )
-    assert total(mesh.get_group()) == 3  # nothing has been left
+    assert total(mesh.get_group()) == 3  # nothing was left
     dist.barrier()
 
 
 def outside() -> None:
-    """A plan without this rank, and one that contradicts itself."""
+    """A plan without this rank, and a plan that contradicts itself, raise errors."""
     with pytest.raises(RebuildError, match=r"rank 2 of the job is not in the new world of \(0, 1\)"):
         WORLD.rebuild(plan(1, (0, 1)), JobRank(2))
     with pytest.raises(RebuildError, match="expected 2 different ranks"):
@@ -169,7 +169,7 @@ def outside() -> None:
 
 
 def new_groups_after() -> None:
-    """Groups made after a rebuild get new names; destroyed ones are not made again; collectives find them by name."""
+    """Groups made after a rebuild get new names. Destroyed ones are not made again. Collectives find them by name."""
     from torch.distributed import _functional_collectives as functional
 
     begin()
@@ -184,7 +184,7 @@ def new_groups_after() -> None:
     gathered = gather(torch.tensor([float(RANK)]), 0, second)
     assert gathered.tolist() == [float(rank) for rank in range(SIZE)]
     dist.barrier(group=third)
-    told = hasattr(dist.ProcessGroup, "shutdown")  # torch 2.6 only finds that it knows nothing of such a group
+    told = hasattr(dist.ProcessGroup, "shutdown")  # torch 2.6 has no entry of such a group, and fails later
     with pytest.raises(ValueError if told else TypeError, match="not initialized" if told else "value was None"):
         total(first)
     dist.barrier()
@@ -192,7 +192,7 @@ def new_groups_after() -> None:
 
 
 def different() -> None:
-    """Ranks that have made different groups find out, and none hangs."""
+    """Ranks that have made different groups detect that, and none hangs."""
     begin()
     dist.distributed_c10d._new_group_with_tag([0, 1], pg_tag=f"of rank {RANK}")
     with pytest.raises(RefusedError, match="made other process groups"):
@@ -204,7 +204,7 @@ def different() -> None:
 def frees(broken_by: Callable[[], object]) -> None:
     """Ranks stuck behind a stopped peer are freed at once by another thread of their own.
 
-    With a small tensor: sends that gloo has queued are beyond what can be broken without the shim.
+    The tensor is small: sends in gloo's queue cannot be broken without the shim.
     """
     begin(timeout=timedelta(seconds=60))
     total()
@@ -231,9 +231,9 @@ SOCKET_WAIT = {"x86_64": {7, 45, 47, 271}, "aarch64": {73, 207, 212}}[platform.m
 
 
 def await_call(numbers: set[int]) -> bool:
-    """Return when the main thread waits in one of these system calls: nothing else tells that it is in C++ by now.
+    """Return True when the main thread waits in one of these system calls. Only they show that it is in C++ by now.
 
-    False if it has left its call before we saw it there (a peer was faster in breaking).
+    Return False if it left its call first, because a peer broke the connection sooner.
     """
     while not LEFT.wait(0.001):
         with open(f"/proc/self/task/{os.getpid()}/syscall") as syscall:
@@ -249,7 +249,7 @@ def in_torch() -> bool:
 
 
 def interrupted() -> None:
-    """A rebuild that waits for a peer that never comes is broken off by another thread, and the next one works."""
+    """Another thread breaks off a rebuild that waits for an absent peer, and the next rebuild works."""
     begin()
     result: list[object] = []
 
@@ -276,7 +276,7 @@ def interrupted() -> None:
 
 
 def never_formed() -> None:
-    """A peer that stands before it comes: the rest gives up within the plan's timeout, whatever the script's is."""
+    """A peer stops before it comes. The rest gives up within the plan's timeout, whatever the script's is."""
     begin(timeout=timedelta(seconds=60))
     if RANK == SIZE - 1:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -287,7 +287,7 @@ def never_formed() -> None:
 
 
 def own_timeout() -> None:
-    """Forming has the plan's timeout, collectives afterwards the script's own."""
+    """Forming has the plan's timeout, and later collectives the script's own."""
     begin(timeout=timedelta(seconds=2))
     WORLD.rebuild(plan(1, timeout_s=60), JobRank(RANK))
     total()
@@ -300,9 +300,9 @@ def own_timeout() -> None:
 
 
 def settles() -> None:
-    """A collective that is not done keeps the groups busy, and so does one whose thread waits for the interpreter.
+    """An unfinished collective keeps the groups busy, and so does one whose thread waits for the interpreter.
 
-    Rank 0 says that it has the interpreter to itself through shared memory: any call would give it away.
+    Rank 0 announces through shared memory that it holds the interpreter: any call would release it.
     """
     path = Path(tempfile.gettempdir(), f"taskd-settles-{PORT}")
     if RANK == 0:
@@ -324,7 +324,7 @@ def settles() -> None:
     del tensor
     assert not WORLD.settle(0.1)
     usual_s = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # the interpreter is this thread's until it gives it away itself
+    sys.setswitchinterval(1000)  # this thread keeps the interpreter until it releases it itself
     shared[0] = 1
     end_s = time.monotonic() + 2
     while not shared[1] and time.monotonic() < end_s:
@@ -347,4 +347,4 @@ def main() -> None:
 
 
 main()
-leave()  # a group that was broken has nobody to wait for
+leave()  # a group that was broken waits for no peer

@@ -78,7 +78,7 @@ def alone() -> None:
 
 
 def alone_no_more() -> None:
-    """Whoever has got hold of an inner group of the set-up is refused every collective when its world is joined."""
+    """An inner group of the set-up refuses every collective once its world is joined."""
     WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     everyone, model = dist.group.WORLD, DistributedDataParallel(nn.Linear(3, 3))
@@ -101,7 +101,7 @@ def alone_no_more() -> None:
 
 
 def collectives(group: dist.ProcessGroup) -> list[Callable[[], object]]:
-    """Calls from Python by name, by function, and from C++."""
+    """Return calls of collectives from Python by name, by function, and from C++."""
     one, four = torch.ones(4), torch.ones(4 * SIZE)
     parts = list(four.chunk(SIZE))
     return [
@@ -121,7 +121,7 @@ def collectives(group: dist.ProcessGroup) -> list[Callable[[], object]]:
 
 
 def dead_store() -> None:
-    """No store answers: an error with the address, soon."""
+    """Without a store there soon is an error with the address."""
     WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     with pytest.raises(RebuildError, match=f"no store answers at 127.0.0.1:{PORT}"):
@@ -129,7 +129,7 @@ def dead_store() -> None:
 
 
 def dropped() -> None:
-    """A wrapper that the script has dropped stands in nobody's way, one that the state does not cover does."""
+    """A wrapper that the script has dropped prevents nothing; one outside of the state does."""
     WORLD.pretend(JobRank(RANK), SIZE)
     dist.init_process_group("gloo")
     first = DistributedDataParallel(nn.Linear(3, 3))
@@ -149,7 +149,7 @@ def dropped() -> None:
 
 
 def refused() -> None:
-    """What is refused beforehand, beside what the jobs of `tests/e2e/test_wrappers.py` have."""
+    """Check further refusals beforehand, in addition to the jobs of `tests/e2e/test_wrappers.py`."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor import distribute_module
@@ -167,7 +167,7 @@ def refused() -> None:
     model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     found = matters(TrainState(model=model, optimizer=optimizer)._recovery.parts)
-    assert not any("sharded" in matter.text for matter in found)  # all of it is on each rank
+    assert not any("sharded" in matter.text for matter in found)  # every rank has all of it
     first = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
     *_, matter = matters(TrainState(model=first, optimizer=torch.optim.SGD(first.parameters(), lr=0.1))._recovery.parts)
     assert "newcomer.py:" in matter.text

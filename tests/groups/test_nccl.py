@@ -1,4 +1,4 @@
-"""Groups of NCCL, as far as a machine without an accelerator shows them: what torch's watchdog is told to do."""
+"""Groups of NCCL, as far as a machine without an accelerator shows them: the setting of torch's watchdog."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_a_module_that_is_loaded_lazily_stays_unloaded(launcher: Launcher, run_d
 
 
 def told_by(launcher: Launcher, run_dir: Path, imports: str, given: str | None) -> str:
-    """What a script with these imports says."""
+    """Return the output of a script with these imports."""
     (run_dir / "helper.py").write_text("import taskd\n")
     (run_dir / "late.py").write_text("print('loaded')\nimport taskd\n")
     script = run_dir / "script.py"

@@ -1,4 +1,4 @@
-"""What taskd does in older torch, with the installed one. `scripts/compat.sh` tries it in older torch itself."""
+"""taskd's behaviour in older torch, simulated with the installed one. `scripts/compat.sh` tries older torch itself."""
 
 import threading
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The rows of a mesh: which ranks are one whole replica, and who works at whose share where some are absent."""
+"""The rows of a mesh: the ranks of one whole replica, and the holders of absent ranks' shares."""
 
 from collections import Counter
 
@@ -8,7 +8,7 @@ from taskd.adaptors.groups.rows import MeshRows
 
 HSDP = MeshRows(("dp_replicate", "dp_shard"), (3, 2), tuple(range(6)), frozenset({1}), frozenset())
 TURNED = MeshRows(("dp_shard", "dp_replicate"), (2, 3), tuple(range(6)), frozenset({0}), frozenset())
-"""Ranks 0 and 3, 1 and 4, 2 and 5 are a row."""
+"""The rows are ranks 0 and 3, 1 and 4, 2 and 5."""
 TP = MeshRows(("dp", "tp"), (3, 2), tuple(range(6)), frozenset({1}), frozenset({1}))
 STAGES = MeshRows(("pp", "dp", "tp"), (2, 2, 2), tuple(range(8)), frozenset({0, 2}), frozenset({0, 2}))
 BOTH = MeshRows(("dp_replicate", "dp_shard", "tp"), (2, 2, 2), tuple(range(8)), frozenset({1, 2}), frozenset({2}))
@@ -64,7 +64,7 @@ def test_each_share_is_worked_at_by_all_who_have_a_part_of_the_model(
     assert workers == dict.fromkeys(range(shares), len(rows.ranks) // shares)
     sources = sorted(source for own, _, _ in found.values() for _, source in own)
     assert sources == sorted(rows.ranks), "each rank's work is done by one"
-    for rank in present:  # who works together has equally many, and the part of the model that it always had
+    for rank in present:  # ranks of a row have equally many shares, and the same part of the model as before
         together = [other for other in present if rows.row(other) == rows.row(rank)]
         assert len({len(found[other][0]) for other in together}) == 1
         cut = [rows._coordinates(rows.ranks.index(source)) for source in (rank, *(s for _, s in found[rank][0]))]

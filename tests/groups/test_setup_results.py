@@ -1,4 +1,4 @@
-"""What is recorded of a set-up, and when that ends."""
+"""The record of a set-up, and its end."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def ours(_group: object) -> bool:
 
 @pytest.fixture
 def kept() -> list[str]:
-    """Digests that the agent was told of."""
+    """Return the list of digests that the agent receives."""
     return []
 
 
@@ -48,7 +48,7 @@ def test_results_are_given_again(tmp_path: Path, kept: list[str]) -> None:
     dist.all_gather_object(everyone, "mine")
     assert not recording.end()
     assert dist.all_reduce is dist.distributed_c10d.all_reduce is torchs
-    bound(torch.ones(1))  # what a script has imported meanwhile goes on to work
+    bound(torch.ones(1))  # a name that a script has imported meanwhile goes on to work
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     replay = Replay(tmp_path / "file", ours, *kept)
     assert [share(1), share(2)] == [5, 6]
@@ -71,7 +71,7 @@ def test_without_a_record(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("left", [1, 30, -1])
 def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, kept: list[str], left: int) -> None:
-    """It is as good as none, so that a set-up without collectives needs no other start."""
+    """It counts as none, so that a set-up without collectives needs no other start."""
     path = tmp_path / "file"
     recording = Recording(path, ours, kept.append)
     share(5)
@@ -86,7 +86,7 @@ def test_a_record_that_was_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture,
 
 
 class Code:
-    """Makes a folder where it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -123,7 +123,7 @@ def test_what_the_ranks_first_process_has_not_written_is_not_unpickled(
 
 @pytest.mark.usefixtures("alone")
 def test_what_is_not_kept(tmp_path: Path, kept: list[str]) -> None:
-    """What is asynchronous, and what comes after 4 MiB of results; a new process has nobody to send to."""
+    """Asynchronous results and those beyond 4 MiB are not kept. A new process has no peer to send to."""
     recording = Recording(tmp_path / "file", ours, kept.append)
     work = dist.all_reduce(torch.ones(1), async_op=True)
     assert work is not None

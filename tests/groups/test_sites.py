@@ -1,4 +1,4 @@
-"""Which modules are the user's."""
+"""Recognition of the user's modules."""
 
 import sys
 from types import ModuleType

@@ -18,7 +18,7 @@ NEWCOMER = Path(__file__).with_name("newcomer.py")
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """The port of a store that lives for one test. Only the port is given out: pytest would keep the store alive."""
+    """Yield the port of a store that lives for one test, and not the store: pytest would keep that alive."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield store.port
     del store
@@ -30,14 +30,14 @@ def environment(rank: str, size: int, port: int) -> dict[str, str]:
 
 
 def all_succeed(launcher: Launcher, case: str, size: int, port: int) -> None:
-    """All members are forks of one process, which has imported torch for them."""
+    """Run all members as forks of one process that has imported torch, and check that they succeed."""
     env = environment("{rank}", size, port)
     statuses, output = run_ranks(launcher, size, MEMBER, case, "{rank}", str(size), str(port), env=env)
     assert statuses == [0] * size, output
 
 
 class Members:
-    """Each a process of its own, which a test may kill."""
+    """Members that are each a process of its own, which a test may kill."""
 
     program = MEMBER
 

@@ -1,4 +1,4 @@
-"""What pages name: variables, files, links, and commands with their options."""
+"""Names in the pages: variables, files, links, and commands with their options."""
 
 import re
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ COMMAND: Final = re.compile(
     r"|(?P<torchrun>(?<![\w./-])torchrun)\b"
 )
 END: Final = re.compile(r" #|   |;|>|&| [\w./]+\.py\b|$", re.MULTILINE)
-"""Where the words of a command end: at a comment, a description, another command, or a training script."""
+"""End of a command's words: a comment, a description, another command, or a training script."""
 OPTION: Final = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 @dataclass(frozen=True)
 class Named:
-    """A command that a page names: what is started, and with which options."""
+    """A command in a page: the started program, and its options."""
 
     kind: str
     name: str
@@ -35,29 +35,29 @@ class Named:
 
 
 def variables(text: str) -> set[str]:
-    """Variables of taskd's; one that ends in `_` stands for all that begin so."""
+    """Return variables of taskd's. One that ends in `_` stands for all with that prefix."""
     return set(re.findall(r"\bTASKD_[A-Z][A-Z_0-9]*", text))
 
 
 def files(text: str) -> set[str]:
-    """Files and folders of this repository, by their paths from its root."""
+    """Return files and folders of this repository, by their paths from its root."""
     return set(re.findall(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w)", text))
 
 
 def links(text: str) -> set[str]:
-    """Targets of links that lead to other pages, or within the page."""
+    """Return targets of links to other pages, or within the page."""
     prose = FENCE.sub("", text)
     return {target for target in re.findall(r"\]\(([^)\s]+)\)", prose) if not re.match(r"\w+:", target)}
 
 
 def headings(text: str) -> set[str]:
-    """The anchors of a page, as GitHub makes them."""
+    """Return the anchors of a page, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def code(text: str) -> Iterator[str]:
-    """Each line of code, and each piece of it within the prose."""
+    """Yield each line of code, and each piece of it within the prose."""
     for block in FENCE.findall(text):
         yield from block.splitlines()
     for piece in SPAN.findall(FENCE.sub("", text)):
@@ -65,7 +65,7 @@ def code(text: str) -> Iterator[str]:
 
 
 def commands(text: str) -> Iterator[Named]:
-    """The commands that a page names."""
+    """Yield the commands in a page."""
     for line in code(text):
         starts = [*COMMAND.finditer(line)]
         for start, until in zip(starts, [*(after.start() for after in starts[1:]), len(line)], strict=False):

@@ -1,4 +1,4 @@
-"""What an index shows of the package, and what pages and messages tell people to install."""
+"""The package's description in an index, and the installation in pages and messages."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What pages state is what was recorded, and what is recorded is what a command has printed."""
+"""Figures in the pages are those that were recorded, and recorded figures are those that a command has printed."""
 
 import shlex
 import subprocess
@@ -35,7 +35,7 @@ def of_page(path: Path) -> str:
 def test_a_page_states_what_is_recorded(page: Path) -> None:
     text = page.read_text()
     assert rendered(text, FIGURES) == text, "run: python scripts/make-docs.py"
-    if page.name != "CHANGELOG.md":  # it tells of the past
+    if page.name != "CHANGELOG.md":  # it describes the past
         assert list(unmarked(text, FIGURES)) == [], "a figure that is recorded stands here without its marks"
 
 

@@ -1,4 +1,4 @@
-"""The census sees each kind of leak, and nothing where nothing leaks. Each test mends what it has leaked."""
+"""The census finds each kind of leak, and nothing where nothing leaks. Each test removes its own leaks."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 
 @pytest.fixture
 def short_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is leaked on purpose will not go away by itself: do not wait for it."""
+    """Do not wait for leaks that were made on purpose: they do not go away by themselves."""
     monkeypatch.setattr(leaks, "TIMEOUT_S", 0.05)
 
 
@@ -79,7 +79,7 @@ def test_a_descriptor_that_only_garbage_holds_is_no_leak(leak_mark: str) -> None
 
 def test_a_child_is_found_and_killed(leak_mark: str) -> None:
     before = leaks.take(leak_mark)
-    child = subprocess.Popen(["sleep", "60"], env={})  # without the mark: known by its parent alone
+    child = subprocess.Popen(["sleep", "60"], env={})  # without the mark: only its parent identifies it
     found = leaks.leaks(before, leak_mark)
     assert child.wait(10) == -signal.SIGKILL
     assert found == [f"process {child.pid}: sleep 60"]
@@ -129,7 +129,7 @@ def test_shared_memory_is_found_unless_it_may_be_anothers(
     before = leaks.take(leak_mark)
     path = Path("/dev/shm") / f"taskd-{uuid.uuid4().hex}"
     path.touch()
-    monkeypatch.setattr(leaks, "_pids", lambda: sorted(beside))  # whatever else this machine runs just now
+    monkeypatch.setattr(leaks, "_pids", lambda: sorted(beside))  # other processes of this machine do not matter
     found = [line for line in leaks.leaks(before, leak_mark) if path.name in line]
     path.unlink()
     assert found == [f"shared memory {path}"] * reported

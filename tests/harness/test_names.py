@@ -1,4 +1,4 @@
-"""Whatever a page names is there: variables, files, links, and commands, which take the options beside them."""
+"""All names in a page exist: variables, files, links, and commands, which accept the options beside them."""
 
 import functools
 import importlib.util
@@ -23,10 +23,10 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.re
 
 @functools.cache
 def known_variables() -> set[str]:
-    """Those of the settings, and whatever else our programs name as a variable: comments do not count."""
+    """Return the variables of the settings, and all others that our programs name. Comments do not count."""
     ours = {setting.variable for setting in settings.SETTINGS if setting.variable is not None}
     used = re.compile(r"(?:\"|\$\{?)(TASKD_[A-Z_0-9]+)\b")
-    read = re.compile(r"environ\.get\(\"(TASKD_\w+)\"")  # tests also have names that are wrong
+    read = re.compile(r"environ\.get\(\"(TASKD_\w+)\"")  # tests also have wrong names
     patterns = {"taskd": used, "csrc": used, "scripts": used, "tests": read}
     found = (
         pattern.findall(path.read_text())
@@ -62,7 +62,7 @@ def test_every_setting_is_documented() -> None:
 
 
 def wrong_files(text: str, page: Path) -> Iterator[str]:
-    """A module may be named without its suffix."""
+    """Yield files that do not exist. A module may be named without its suffix."""
     for name in files(text):
         places = (ROOT / name, ROOT / f"{name}.py", page.parent / name)
         if not any(place.exists() for place in places):
@@ -89,7 +89,7 @@ def test_links(page: Path) -> None:
 
 @functools.cache
 def help_of(*words: str) -> frozenset[str]:
-    """The options of a program, as its help lists them: what is told of them may name others."""
+    """Return the options in the list of a program's help. Their descriptions may name others."""
     command = [sys.executable, *words, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, (words, done.stderr)
@@ -98,7 +98,7 @@ def help_of(*words: str) -> frozenset[str]:
 
 
 def of_script(script: Path) -> frozenset[str]:
-    """The options that it looks at itself, and those of the programs that it starts."""
+    """Return the options that a script reads itself, and those of the programs that it starts."""
     text = script.read_text()
     if script.suffix == ".py":
         return help_of(str(script))
@@ -125,7 +125,7 @@ def cli_usage() -> str:
 
 
 def taken(named: Named) -> frozenset[str]:
-    """The options of what is named."""
+    """Return the options that the command accepts."""
     match named.kind:
         case "module":
             return help_of("-m", named.name)
@@ -141,7 +141,7 @@ def taken(named: Named) -> frozenset[str]:
 
 
 def wrong_commands(text: str) -> Iterator[str]:
-    """Programs that are not there, and options that they do not take."""
+    """Yield missing programs, and options that they do not accept."""
     for named in commands(text):
         if not is_there(named):
             yield f"{named.name} in: {named.text}"
@@ -161,7 +161,7 @@ SCENARIOS = {
 
 
 def wrong_scenarios(text: str) -> Iterator[str]:
-    """What `--only` chooses, where that is nothing."""
+    """Yield arguments of `--only` that choose nothing."""
     for line in code(text):
         for tool, part in re.findall(r"scripts/(ladder|faults)\.sh .*?--only (\"[^\"]+\"|\S+)", line):
             if not any(part.strip('"') in name for name in SCENARIOS[tool]):
@@ -185,7 +185,7 @@ def test_how_many_there_are(page: str, words: str, count: int) -> None:
 
 
 def test_what_is_not_there_is_found(tmp_path: Path) -> None:
-    """Of each kind one that is, and one that is not."""
+    """There is one that exists and one that does not, of each kind."""
     page = tmp_path / "page.md"
     text = "# One\n\n## Two: `three`, (four)\n"
     page.write_text(text)

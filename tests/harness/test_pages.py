@@ -1,4 +1,4 @@
-"""The pages that promise something name the test that holds it: each of these exists, and each line has one."""
+"""Pages with promises name a test for each of them. Each named test exists, and each line has one."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ CHECKED = "Recognized by the self-check alone"
 
 
 def rows(page: str) -> Iterator[tuple[str, str, list[str]]]:
-    """Each line of each table that has a column of tests: its folder, the line, and its cells."""
+    """Yield each line of each table with a column of tests: its folder, the line, and its cells."""
     folder = ""
     for line in (ROOT / "docs" / page).read_text().splitlines():
         if not line.startswith("|"):
@@ -36,7 +36,7 @@ def rows(page: str) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def wrong(folder: str, cell: str) -> Iterator[str]:
-    """What a cell names that is not there: files, tests in them, words in the file named before, scripts."""
+    """Yield missing objects that a cell names: files, tests in them, words in the file named before, scripts."""
     text = ""
     for name in re.findall(r"`([^`]+)`", cell):
         found = PYTHON.match(name)
@@ -69,7 +69,7 @@ def test_a_name_that_is_not_there_is_found() -> None:
 
 
 def test_what_becomes_of_each_script_is_what_its_list_allows() -> None:
-    """Every script stands on the page, under a grade that it may have, or under those that the self-check finds."""
+    """Every script is on the page, under a grade that it may have, or under those that the self-check finds."""
     named: set[str] = set()
     for heading, grade in [*GRADES.items(), (CHECKED, None)]:
         for name in listed(heading):
@@ -81,7 +81,7 @@ def test_what_becomes_of_each_script_is_what_its_list_allows() -> None:
 
 
 def listed(heading: str) -> list[str]:
-    """The scripts in the first column of the table below a heading of the page."""
+    """Return the scripts in the first column of the table below a heading of the page."""
     text = (ROOT / "docs" / "exactness.md").read_text()
     (part,) = re.findall(rf"^### {re.escape(heading)}\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
     return re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`[^|]*)\|", part, re.MULTILINE)))

@@ -1,4 +1,4 @@
-"""What the Pythons that tests start do first (`tests/startup`)."""
+"""The first actions of the Pythons that tests start (`tests/startup`)."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scenes of several nodes set nothing that the pages do not show."""
+"""Scenes of several nodes set only variables that the pages show."""
 
 import ast
 import re
@@ -16,28 +16,28 @@ from tests.harness.pages import EXAMPLES, FENCE, PAGES
 ROOMS = ("ladder", "multinode", "checks", "clusters", "nodecheck", "faults")
 NAME = re.compile(r"(TASKD|GLOO|NCCL|HCCL|MASTER|PET|TORCH|TORCHELASTIC)_[A-Z][A-Z_0-9]*")
 TORCHRUNS_OWN = re.compile(r"PET_[A-Z_]+|TORCHELASTIC_ERROR_FILE")
-"""docs/torchrun.md: whatever torchrun has stays as it is."""
+"""Variables of torchrun, which stay as they are (docs/torchrun.md)."""
 FILES = sorted(
     [*(ROOT / "tests").glob("nodes*.py"), *(path for room in ROOMS for path in (ROOT / "tests" / room).glob("*.py"))]
 )
 
 
 def shown() -> set[str]:
-    """Variables in the pages' blocks of commands, and in the start scripts, whose comments say what a cluster sets."""
+    """Return the variables in the pages' blocks of commands and in the start scripts, which name a cluster's own."""
     blocks = [block for page in PAGES for block in FENCE.findall(page.read_text())]
     scripts = [path.read_text() for path in EXAMPLES if path.suffix == ".sh"]
     return {found[0] for text in (*blocks, *scripts) for found in NAME.finditer(text)}
 
 
 def documented() -> set[str]:
-    """Settings of docs/configuration.md that are not the agent's own words to a rank."""
+    """Return the settings of docs/configuration.md without those that only the agent passes to a rank."""
     found = (setting.variable for setting in SETTINGS if set(setting.readers) != {Reader.WORKER})
     page = (ROOT / "docs" / "configuration.md").read_text()
     return {name for name in found if name is not None and f"| `{name}` |" in page}
 
 
 def typed_alone() -> set[str]:
-    """Variables that the lines for a node set: no scene has them from elsewhere."""
+    """Return the variables that the lines for a node set. No scene has them from elsewhere."""
     lines = [
         typed.static(["x"], node_rank=0, nnodes=2, procs_per_node=1, master_addr="a")[2],
         typed.dynamic(["x"], nnodes="2", procs_per_node=1, manager_host="a", store_host="b")[2],
@@ -46,7 +46,7 @@ def typed_alone() -> set[str]:
 
 
 def variables(text: str) -> Iterator[str]:
-    """Variables to which a program gives a value, by a dict or by a subscript."""
+    """Yield variables to which a program gives a value, by a dict or by a subscript."""
     given: list[tuple[ast.expr | None, ast.expr]] = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Dict):
@@ -60,7 +60,7 @@ def variables(text: str) -> Iterator[str]:
 
 
 def wrong(text: str) -> list[str]:
-    """What a program sets that no page shows for that use."""
+    """Return the variables that a program sets and no page shows for that use."""
     known = shown() | documented()
     return [
         name

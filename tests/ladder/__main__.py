@@ -11,7 +11,7 @@ from tests.playing import Play, main
 
 
 def prepare(root: Path) -> Play[Scenario]:
-    """Run the same training without a fault once for each size: every scenario must end with its weights."""
+    """Run the same training without a fault once for each size. Every scenario must end with its weights."""
 
     @functools.cache
     def wanted(ranks: int) -> str:

@@ -1,11 +1,11 @@
-"""A job of the ladder: `examples/digits_ddp.py` on namespaced nodes, one rank each, as an operator would see it.
+"""A job of the ladder: `examples/digits_ddp.py` on namespaced nodes, one rank each, as an operator runs it.
 
 Rules:
 
-1. A place is a torchrun with that `--node_rank`; more of them than the manager has places are spares.
-2. Each node types what the pages show (`tests/typed.py`). Agents find the manager by `--master_addr`, the name `head`,
-   which stands for whatever node the manager runs on.
-3. All that is judged comes from the job's own journal, from its outcome, and from the passes that its ranks count.
+1. A place is a torchrun with that `--node_rank`. Torchruns beyond the manager's places are spares.
+2. Each node uses the commands of the pages (`tests/typed.py`). Agents find the manager by `--master_addr`, the name
+   `head`, which stands for the manager's present node.
+3. The job's own journal, its outcome, and the passes that its ranks count are judged.
 """
 
 import json
@@ -50,7 +50,7 @@ class LadderJob:
         dynamic: bool = False,
         env: dict[str, str] | None = None,
     ) -> None:
-        """`options` are torchrun's; `dynamic` has the nodes meet by c10d, which gives them their ranks."""
+        """Set up a job. `options` are torchrun's. With `dynamic` the nodes meet by c10d, which assigns their ranks."""
         self.nodes, self.folder = nodes, folder
         self.places, self.steps, self.options, self.dynamic = places, steps, tuple(options), dynamic
         self.expected = places + spares
@@ -60,14 +60,14 @@ class LadderJob:
         self.managers: list[Process] = []
 
     def start(self) -> None:
-        """Manager on node 0, and all torchruns; returns when every rank has done ten steps."""
+        """Start the manager on node 0, and all torchruns. Return when every rank has done ten steps."""
         self.start_manager(self.nodes[0])
         for node in list(self.nodes)[: self.expected]:
             self.start_torchrun(node, node.number)
         self.await_steps(10)
 
     def start_manager(self, node: Node) -> Process:
-        """A manager there, which everybody finds."""
+        """Start a manager on that node, where all agents find it."""
         self.nodes.rename(HEAD, node)
         command = typed.manager(self.places, 1)
         env = {**self.env, "TASKD_RUN_DIR": str(self.run_dir)}
@@ -75,7 +75,7 @@ class LadderJob:
         return self.managers[-1]
 
     def start_torchrun(self, node: Node, node_rank: int) -> Process:
-        """One more torchrun of the job, with the job's own line."""
+        """Start one more torchrun of the job, with the job's own line."""
         program: list[str | Path] = [RANK, self.folder, "--steps", str(self.steps), "--step-ms", str(STEP_MS)]
         program += ["--out", self.folder / "out.json"]
         if self.dynamic:
@@ -100,7 +100,7 @@ class LadderJob:
         self.torchruns[node.number] = process
         return process
 
-    # ---- what it tells
+    # ---- its reports
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -110,24 +110,24 @@ class LadderJob:
         return sorted(events, key=lambda event: float(event["unix_s"]))
 
     def named(self, name: str) -> list[dict[str, Any]]:
-        """All events of one name."""
+        """Return all events of one name."""
         return [event for event in self.journal if event["event"] == name]
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each rank, as last told."""
+        """Process of each rank, as last reported."""
         known: dict[str, int] = {}
         for event in self.named("processes"):
             known |= event["pids"]
         return known
 
     def passes(self, rank: int) -> int:
-        """Steps that the processes of a rank have begun."""
+        """Return the number of steps that the processes of a rank have begun."""
         return sum(path.stat().st_size for path in self.folder.glob(f"passes-{rank}-*"))
 
     @property
     def proofs(self) -> int:
-        """Steps that all ranks have done twice, to prove that the job goes on exactly after a fault."""
+        """Number of steps that all ranks have done twice, to prove that the job goes on exactly after a fault."""
         outputs = self.folder.glob("output-node*")
         return sum(path.read_text(errors="replace").count("is done twice, to prove") for path in outputs)
 
@@ -137,7 +137,7 @@ class LadderJob:
         self.wait(lambda: all(self.passes(rank) >= goal for rank, goal in enumerate(goals)), f"{more} steps more")
 
     def await_progress(self, rank: int, more: int) -> None:
-        """As `await_steps`, of one rank."""
+        """Wait until one rank has begun so many steps more."""
         goal = self.passes(rank) + more
         self.wait(lambda: self.passes(rank) >= goal, f"{more} steps more of rank {rank}")
 
@@ -147,22 +147,22 @@ class LadderJob:
         return self.named(name)[count - 1]
 
     def wait(self, done: Callable[[], object], what: str, limit_s: float = LIMIT_S) -> None:
-        """Look until it is so; `LadderError` if it is not in time."""
+        """Wait until `done` holds. Raise `LadderError` if it does not in time."""
         until_s = time.monotonic() + limit_s
         while not done():
             if time.monotonic() > until_s:
                 raise LadderError(f"not within {limit_s:g} s: {what}")
-            time.sleep(LOOK_S)  # the job tells of itself by files alone
+            time.sleep(LOOK_S)  # the job reports by files alone
 
     def end(self) -> dict[int, int]:
-        """Wait for the end of all torchruns that live; their exit statuses by node."""
+        """Wait for the end of all torchruns that live. Return their exit statuses by node."""
         live = {number: process for number, process in self.torchruns.items() if self.nodes[number].up}
         self.wait(lambda: all(process.poll() is not None for process in live.values()), "the end of the job")
         return {number: process.returncode for number, process in live.items()}
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """What rank 0 has written at the end."""
+        """Result that rank 0 has written at the end."""
         path = self.folder / "out.json"
         if not path.exists():
             raise LadderError("the job has left no outcome")
@@ -171,7 +171,7 @@ class LadderJob:
 
 
 def undisturbed(folder: Path, ranks: int = PLACES) -> str:
-    """The weights' SHA-256 of the same training under plain torchrun, taskd off, on this machine itself."""
+    """Return the weights' SHA-256 of the same training under plain torchrun, taskd off, on this machine itself."""
     folder.mkdir()
     command: list[str | Path] = ["torchrun", "--standalone", f"--nproc_per_node={ranks}", RANK, folder]
     command += ["--steps", str(STEPS), "--out", folder / "out.json"]

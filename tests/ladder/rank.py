@@ -1,10 +1,10 @@
-"""What every rank of the ladder runs: `examples/digits_ddp.py`, its steps counted, one of them made to fail.
+"""The program of every rank of the ladder: `examples/digits_ddp.py` with counted steps, one of which may fail.
 
     rank.py FOLDER [arguments of the example]
 
-Each process appends a byte to `FOLDER/passes-RANK-PID` for each step that it begins, however many micro-batches that
-has, so that whoever looks knows how far the job is and how often a step was done again. `LADDER_FAILS=RANK:PASS` has
-one rank raise, once in the job's life, what a broken connection would.
+Each process appends a byte to `FOLDER/passes-RANK-PID` for each step that it begins, whatever its number of
+micro-batches. So the files show how far the job is and how often a step was done again. `LADDER_FAILS=RANK:PASS` has
+one rank raise the error of a broken connection, once in the job's life.
 """
 
 import os
@@ -28,13 +28,13 @@ begun = torch.optim.Optimizer.zero_grad
 
 
 def counted(optimizer: torch.optim.Optimizer, *given: Any, **named: Any) -> None:
-    """The first call of each step; a byte for it."""
+    """Write a byte at the first call of each step."""
     passes.write(b".")
     begun(optimizer, *given, **named)
 
 
 def failing(*given: Any, **named: Any) -> Any:
-    """The loss, or an error."""
+    """Return the loss, or raise an error."""
     if rank == failing_rank and passes.tell() == int(failing_pass):
         try:
             (folder / "failed").touch(exist_ok=False)

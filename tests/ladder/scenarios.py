@@ -1,4 +1,4 @@
-"""The scenarios of the ladder: one for each strategy and for each part that may die. Each says what must come of it."""
+"""The scenarios of the ladder: one for each strategy and for each part that may die, each with its required result."""
 
 import os
 import signal
@@ -19,11 +19,10 @@ class Scenario:
 
     Attributes:
         play: strikes; returns when the job goes on or has ended.
-        strategies: what the manager must have done, recovery by recovery.
+        strategies: strategies that the manager must have used, recovery by recovery.
         replaced: ranks whose process may be another one in the end.
         same_weights: the outcome must be that of the run without a fault.
-        exit_code: of every torchrun that lives.
-
+        exit_code: exit status of every torchrun that lives.
     """
 
     name: str
@@ -40,7 +39,7 @@ class Scenario:
 
 
 def kill_rank(job: LadderJob, place: int) -> None:
-    """SIGKILL to the rank of a place."""
+    """Send SIGKILL to the rank of a place."""
     job.nodes[place].kill(job.pids[str(place)], signal.SIGKILL)
 
 
@@ -70,7 +69,7 @@ def asked(job: LadderJob) -> None:
 
 
 def repeated(job: LadderJob) -> None:
-    """The new process is killed as soon as it is there, until the node is given up."""
+    """Kill the new process as soon as it is there, until the node is given up."""
     job.await_event("node waits")
     seen: set[int] = set()
     while not job.named("recovered"):
@@ -82,7 +81,7 @@ def repeated(job: LadderJob) -> None:
 
 
 def changed(job: LadderJob, pid: int) -> bool:
-    """Whether rank 1 has another process, or the job has recovered."""
+    """Return whether rank 1 has another process, or the job has recovered."""
     return job.pids["1"] != pid or bool(job.named("recovered"))
 
 
@@ -118,13 +117,13 @@ def drain(job: LadderJob) -> None:
 
 
 def slow(job: LadderJob) -> None:
-    """The rank of node 1 has trained well, and then stands for 0.3 s of each half second, until its node has left."""
+    """Stop the rank of node 1 for 0.3 s of each half second after healthy training, until its node has left."""
     job.await_event("node waits")
     job.await_steps(900)
     pid = job.pids["1"]
     while job.pids["1"] == pid:
         job.nodes[1].kill(pid, signal.SIGSTOP)
-        time.sleep(0.3)  # what makes it slow
+        time.sleep(0.3)  # this makes it slow
         job.nodes[1].kill(pid, signal.SIGCONT)
         time.sleep(0.2)
     job.await_event("recovered")
@@ -133,7 +132,7 @@ def slow(job: LadderJob) -> None:
 
 
 def manager(job: LadderJob) -> None:
-    """The manager dies, training goes on, a new one comes on another node, and then a rank dies."""
+    """Kill the manager, start a new one on another node while training goes on, and then kill a rank."""
     job.managers[0].kill()
     job.managers[0].wait()
     job.await_steps(20)
@@ -146,7 +145,7 @@ def manager(job: LadderJob) -> None:
 
 
 def first_node(job: LadderJob) -> None:
-    """Node 0 with rank 0, torchrun's store and the manager."""
+    """Kill node 0 with rank 0, torchrun's store and the manager."""
     job.nodes[0].kill_all()
     job.nodes[0].boot()
     job.start_manager(job.nodes[0])
@@ -155,7 +154,7 @@ def first_node(job: LadderJob) -> None:
 
 
 def agent(job: LadderJob) -> None:
-    """torchrun alone dies: its rank must die with it."""
+    """Kill torchrun alone: its rank must die with it."""
     rank = job.nodes[1].pids()[job.pids["1"]]
     os.kill(torchrun_of(job, 1), signal.SIGKILL)
     job.wait(lambda: not os.path.exists(f"/proc/{rank}"), "the end of the orphaned rank", 2.0)
@@ -165,7 +164,7 @@ def agent(job: LadderJob) -> None:
 
 
 def torchrun_of(job: LadderJob, number: int) -> int:
-    """The torchrun process of a node, seen from outside."""
+    """Return the torchrun process of a node, by its pid outside."""
     for outside in job.nodes[number].pids().values():
         with open(f"/proc/{outside}/cmdline", "rb") as words:
             if b"/torchrun" in words.read().partition(b"\0")[2].partition(b"\0")[0]:
@@ -174,10 +173,10 @@ def torchrun_of(job: LadderJob, number: int) -> int:
 
 
 def comes_back(job: LadderJob) -> None:
-    """torchrun alone dies; 3 s later its node starts it again, with the same lines."""
+    """Kill torchrun alone. 3 s later its node starts it again, with the same lines."""
     os.kill(torchrun_of(job, 1), signal.SIGKILL)
     job.torchruns[1].wait(10)
-    time.sleep(3)  # how long the node needs
+    time.sleep(3)  # the time that the node needs
     job.start_torchrun(job.nodes[1], 1)
     job.await_event("recovered")
     for node, ranks in ((job.nodes[0], "new_ranks=none kept_ranks=0"), (job.nodes[1], "new_ranks=1 kept_ranks=none")):
@@ -186,7 +185,7 @@ def comes_back(job: LadderJob) -> None:
 
 
 def partition(job: LadderJob) -> None:
-    """Node 2 is cut off: the others take the spare. Healed, it obeys and waits."""
+    """Cut node 2 off: the others take the spare. After the network is mended, it obeys and waits."""
     job.await_event("node waits")
     job.nodes[2].cut()
     job.await_event("recovered")
@@ -196,7 +195,7 @@ def partition(job: LadderJob) -> None:
 
 
 def small_side(job: LadderJob) -> None:
-    """The manager's node is alone: it decides nothing, and when it hears the others again, nothing has happened."""
+    """Part the manager's node from the others: it decides nothing. After they are connected again, all goes on."""
     job.nodes.part(job.nodes[1], job.nodes[2])
     job.wait(
         lambda: "too few nodes are heard" in job.folder.joinpath("output-manager").read_text(), "the manager's doubt"
@@ -206,7 +205,7 @@ def small_side(job: LadderJob) -> None:
 
 
 def again(job: LadderJob) -> None:
-    """The newcomer dies while it joins, and with it the donor of its state."""
+    """Kill the newcomer while it joins, and with it the donor of its state."""
     kill_rank(job, 1)
     before = job.pids["1"]
     job.wait(lambda: job.pids["1"] != before, "the new process of rank 1")
@@ -275,7 +274,7 @@ SCENARIOS: tuple[Scenario, ...] = (
 
 
 def perform(scenario: Scenario, folder: Path, wanted: Callable[[int], str]) -> tuple[LadderJob, list[str]]:
-    """Play a scenario on its own nodes, with its files in `folder`: the job as it was, and what is not as it should be.
+    """Play a scenario on its own nodes, with its files in `folder`. Return the job after its end, and the defects.
 
     `wanted` returns the SHA-256 of the weights of so many ranks without a fault. Raises `NodesUnavailableError`.
     """
@@ -296,7 +295,7 @@ def perform(scenario: Scenario, folder: Path, wanted: Callable[[int], str]) -> t
 def judge(
     scenario: Scenario, job: LadderJob, before: dict[str, int], statuses: dict[int, int], wanted: str
 ) -> list[str]:
-    """What is not as it should be; nothing if all is."""
+    """Return the defects of the job; an empty list if there are none."""
     wrong = []
     records = job.named("recovered")
     taken = tuple(record["strategy"] for record in records)
@@ -321,7 +320,7 @@ def judge(
 
 
 def steps_lost(scenario: Scenario, job: LadderJob) -> int:
-    """How many steps a rank that was never replaced has done again. The step that proves the job exact is none."""
+    """Return the steps that a rank with its first process has done again, without those that prove exactness."""
     kept = next((rank for rank in range(scenario.places) if rank not in scenario.replaced), None)
     if kept is None or "steps" not in job.outcome:
         return 0
@@ -329,7 +328,7 @@ def steps_lost(scenario: Scenario, job: LadderJob) -> int:
 
 
 def line(scenario: Scenario, job: LadderJob, wrong: list[str]) -> dict[str, Any]:
-    """The JSON line of a scenario."""
+    """Return the JSON line of a scenario."""
     records = job.named("recovered")
     return {
         "scenario": scenario.name,

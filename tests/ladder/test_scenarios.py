@@ -1,4 +1,4 @@
-"""Some scenarios of the ladder, as `scripts/ladder.sh` plays them; the others it plays alone, for they take long."""
+"""Some scenarios of the ladder, as `scripts/ladder.sh` plays them. The others are too slow for the tests."""
 
 import functools
 import time
@@ -23,7 +23,7 @@ PLAYED = (
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], str]:
-    """Of the run without a fault, by its number of ranks."""
+    """Return a function for the weights of the run without a fault, by its number of ranks."""
     folder = tmp_path_factory.mktemp("plain")
     return functools.cache(lambda ranks: undisturbed(folder / f"run-{ranks}", ranks))
 

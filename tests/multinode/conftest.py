@@ -1,4 +1,4 @@
-"""Fixtures for jobs on several nodes. Without root, or without what makes nodes, their tests skip and say why."""
+"""Fixtures for jobs on several nodes. Without root or the tools for nodes, their tests skip with the reason."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.nodes import Nodes
 from tests.nodes_or_skip import nodes_or_skip
 
 STEPS = 12
-"""Of every resilient training here, so that one run without a fault serves all of one world size."""
+"""Number of steps of every resilient training here, so that one run without a fault serves all of one world size."""
 MakeJob = Callable[..., NodesJob]
 Results = list[dict[str, Any]]
 _undisturbed: dict[int, Results] = {}
@@ -21,16 +21,16 @@ _undisturbed: dict[int, Results] = {}
 
 @pytest.fixture
 def nodes(leak_mark: str) -> Iterator[Nodes]:
-    """Three nodes."""
+    """Yield three nodes."""
     with nodes_or_skip(3) as made:
         yield made
 
 
 @pytest.fixture
 def make_job(launcher: Launcher, run_dir: Path, nodes: Nodes) -> Iterator[MakeJob]:
-    """Makes a job with so many ranks on each node, and fewer places than nodes if that is said.
+    """Yield a function that makes a job with so many ranks on each node, and optionally fewer places than nodes.
 
-    What it has written is in the report of a test that fails.
+    The job's output is in the report of a failed test.
     """
     made: list[NodesJob] = []
 
@@ -45,7 +45,7 @@ def make_job(launcher: Launcher, run_dir: Path, nodes: Nodes) -> Iterator[MakeJo
 
 @pytest.fixture
 def same(launcher: Launcher, run_dir: Path) -> Callable[[NodesJob], None]:
-    """Checks that a job's ranks have ended where those of plain torchrun do, taskd off, bit for bit."""
+    """Return a check that a job's ranks ended like those of plain torchrun, taskd off, bit for bit."""
 
     def check(job: NodesJob) -> None:
         if job.ranks not in _undisturbed:

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. The ranks' points and results, and the manager's journal, lie in the job's folder, which all nodes share. All else
-   that taskd writes is in the nodes' own TMPDIR and /dev/shm.
+1. The ranks' points and results, and the manager's journal, lie in the job's folder, which all nodes share. taskd
+   writes all other files to the nodes' own TMPDIR and /dev/shm.
 2. Pids are those inside the nodes: the same number can be a process of two nodes, so they are compared rank by rank.
 """
 
@@ -24,7 +24,7 @@ SECRET = "only for these tests: 0123456789"
 
 
 class NodesJob(Job):
-    """So many ranks on each of some nodes; with fewer `places` than nodes, the others are spares."""
+    """A job with so many ranks on each of some nodes. With fewer `places` than nodes, the others are spares."""
 
     def __init__(self, launcher: Launcher, folder: Path, nodes: Nodes, per_node: int, places: int = 0) -> None:
         self.places = places or len(nodes)
@@ -86,7 +86,7 @@ class NodesJob(Job):
         self.torchruns.append(node.start(command, env={**self._env, **(env or {})}, output=self._output(node)))
 
     def start_manager(self) -> Process:
-        """Start a manager on node 0, at the default port; its pid is the one outside."""
+        """Start a manager on node 0, at the default port. The process has its pid outside."""
         program = self.folder / "manager.py"
         program.write_text(typed.manager_program(self.places, self.per_node))
         env = {**self._env, "TASKD_RUN_DIR": str(self.run_dir)}
@@ -95,14 +95,14 @@ class NodesJob(Job):
         return manager
 
     def environment(self) -> dict[str, str | None]:
-        """That of the machine, with a secret and what the tests' scripts import."""
+        """Return the variables of the machine, a secret, and the path to the modules of the tests' scripts."""
         return {**typed.machine(), "PYTHONPATH": str(ROOT), "TASKD_SECRET": SECRET}
 
     def _output(self, node: Node) -> Path:
         return self.folder / f"output-{node.name}"
 
     def said(self, node: Node) -> str:
-        """What a node's torchrun and its ranks have written."""
+        """Return the output of a node's torchrun and its ranks."""
         return self._output(node).read_text(errors="replace")
 
     @property
@@ -112,7 +112,7 @@ class NodesJob(Job):
 
     @property
     def output(self) -> str:
-        """What torchruns, ranks and managers have written, one node after the other."""
+        """Output of torchruns, ranks and managers, one node after the other."""
         texts = [
             f"--- {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("output-*"))
         ]
@@ -120,7 +120,7 @@ class NodesJob(Job):
 
     @property
     def pids(self) -> dict[int, int]:
-        """The process of each rank, as the newest manager knows it; nothing until it knows all."""
+        """Process of each rank, as the newest manager knows it; empty until it knows all."""
         started = max(number for number, entry in enumerate(self.events) if entry["event"] == "manager started")
         known: dict[int, int] = {}
         for entry in self.events[started:]:
@@ -138,7 +138,7 @@ class NodesJob(Job):
         self.wait(ready, f"{standbys} standbys on each node")
 
     def kill(self, *points: str, signal_number: int = 9) -> list[int]:
-        """Signal the ranks that wait at these points, when all of them do; returns their numbers, not their pids."""
+        """Signal the ranks that wait at these points, when all of them do. Return their numbers, not their pids."""
         ranks = {entry["name"]: int(entry["rank"]) for entry in self._points}
         pids = [self.held(name) for name in points]
         for name, pid in zip(points, pids, strict=True):
@@ -146,6 +146,6 @@ class NodesJob(Job):
         return [ranks[name] for name in points]
 
     def ends(self, limit_s: float = LIMIT_S) -> list[int]:
-        """Wait for the end of all torchruns; their exit statuses, node by node."""
+        """Wait for the end of all torchruns. Return their exit statuses, node by node."""
         end_s = time.monotonic() + limit_s
         return [process.wait(max(0.0, end_s - time.monotonic())) for process in self.torchruns]

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 EXAMPLES = ROOT / "examples"
 STEPS = 40
 WAIT_S = 5.0
-"""For a manager that does not answer."""
+"""Wait for a manager that does not answer, in seconds."""
 
 
 @pytest.mark.thorough
@@ -46,7 +46,7 @@ def test_a_script_with_its_own_checkpoints(make_job: MakeJob) -> None:
 
 
 def test_the_budget_is_the_jobs(make_job: MakeJob) -> None:
-    """A fault on one node spends it, one on another node ends the job: every node says why, and exits with 1."""
+    """A fault on one node spends it, another node's ends the job. Every node reports the reason, and exits with 1."""
     points = [point(name, rank, "run", always=True) for rank, name in enumerate(["zero", "one", "two"])]
     job = make_job(1)
     job.start("hold.py", {"points": points}, env={"TASKD_STANDBY": "0", "TASKD_MAX_RESTARTS": "1"})
@@ -68,7 +68,7 @@ def test_the_budget_is_the_jobs(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_nodes_whose_ranks_have_ended(make_job: MakeJob, restarts: int) -> None:
-    """They wait for the others, and fail at once and with the same reason when the job does, be it restarted or not."""
+    """They wait for the others. When the job fails, restarted or not, they fail at once and with the same reason."""
     points = [point(name, rank, "run", always=True) for rank, name in ((0, "zero"), (2, "two"))]
     env = {"TASKD_STANDBY": "0", "LOGLEVEL": "INFO", "TORCHELASTIC_ERROR_FILE": "/run/error.json"}
     job = make_job(1)
@@ -100,9 +100,9 @@ def test_nodes_whose_ranks_have_ended(make_job: MakeJob, restarts: int) -> None:
 
 
 def test_ranks_that_have_ended_start_again_with_the_others(make_job: MakeJob) -> None:
-    """A node whose rank has ended well waits for the others, and takes part in the restart that one of them needs."""
+    """A node whose rank has ended well waits for the others, and takes part in a restart for one of them."""
     points = [point("one", 1, "run"), point("zero", 0, "run"), point("two", 2, "run", always=True)]
-    # torchrun sees the end of the rank before the next fault
+    # torchrun detects the end of the rank before the next fault
     often: dict[str, str | None] = {"TASKD_STANDBY": "0", "PET_MONITOR_INTERVAL": "0.01"}
     job = make_job(1).start("hold.py", {"points": points}, env=often)
     end_rank_1(job)
@@ -114,7 +114,7 @@ def test_ranks_that_have_ended_start_again_with_the_others(make_job: MakeJob) ->
 
 
 def test_a_node_whose_ranks_have_ended_does_not_wait_long_for_a_manager(make_job: MakeJob) -> None:
-    """The manager is killed. Nodes that still run wait for the next one; the node that has ended cannot gain by it."""
+    """The manager is killed. Nodes that still run wait for the next one; it could not help the node that has ended."""
     points = [point(name, rank, "run") for rank, name in enumerate(["zero", "one", "two"])]
     env: dict[str, str | None] = {"TASKD_STANDBY": "0", "TASKD_MANAGER_WAIT_S": f"{WAIT_S:g}"}
     job = make_job(1).start("hold.py", {"points": points}, env=env)
@@ -132,7 +132,7 @@ def test_a_node_whose_ranks_have_ended_does_not_wait_long_for_a_manager(make_job
 
 
 def end_rank_1(job: NodesJob) -> None:
-    """When the job has formed and all ranks are at their points, let rank 1 end; the others stay."""
+    """Let rank 1 end when the job has formed and all ranks are at their points. The others stay."""
     for name in ("one", "zero", "two"):
         job.held(name)
     job.wait(lambda: [entry for entry in job.named("directive") if entry["order"] == "run"], "a job that has formed")
@@ -177,7 +177,7 @@ def test_the_seeds_scripts(make_job: MakeJob, launcher: Launcher, run_dir: Path)
 
 
 def pod(job: NodesJob, node: Node) -> dict[str, str | None]:
-    """What the cluster sets on a node; `pip`, `python` and `torchrun` are those of this environment."""
+    """Return a cluster's variables for a node. `pip`, `python` and `torchrun` are those of this environment."""
     own = {"RANK": str(node.number), "WORLD_SIZE": str(len(job.nodes)), "POD_IP": node.address, "GPUS_PER_NODE": "1"}
     master = {"MASTER_ADDR": job.nodes[0].address, "MASTER_PORT": str(MASTER_PORT), "MINDX_TASK_ID": "default"}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"

@@ -1,4 +1,4 @@
-"""Ranks of several nodes are killed, and the manager: the others live on, and the weights are those of no fault.
+"""Ranks of several nodes and the manager are killed: the others live on, and the weights are as without a fault.
 
 The manager listens on node 0 with a secret, torchrun is started with `--nnodes 3 --node_rank k`, as the seed does it.
 """
@@ -17,7 +17,7 @@ Same = Callable[[NodesJob], None]
 
 
 def recovered(job: NodesJob, times: int, killed: list[int], before: dict[int, int]) -> dict[str, Any]:
-    """Wait for a recovery, and check that the killed ranks were replaced and no other process."""
+    """Wait for a recovery. Check that the killed ranks were replaced and no other process."""
     record = job.recovered(times)
     assert record["kept"] == {str(rank): pid for rank, pid in before.items() if rank not in killed}
     assert record["replaced"].keys() == {str(rank) for rank in killed}
@@ -48,7 +48,7 @@ def test_one_after_another_and_then_the_manager(make_job: MakeJob, same: Same) -
     first.kill()
     assert first.wait(20) == -9
     job.release("manager dies")
-    job.held("without")  # two steps on, and nobody has noticed
+    job.held("without")  # two steps later, and no rank has noticed
     second = job.start_manager()
     job.wait(lambda: len(job.named("manager started")) == 2 and job.pids, "the new manager's view of all ranks")
     job.release("without")

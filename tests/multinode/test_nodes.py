@@ -1,4 +1,4 @@
-"""The nodes themselves: what they share and what they do not, how they are lost, and that nothing is left of them."""
+"""The nodes themselves: their shared and own parts, their loss, and their complete removal."""
 
 import os
 import select
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.root]
 PORT = 5000
 LIMIT_S = 10.0
 SILENCE_S = 0.4
-"""Long for two nodes that are one machine."""
+"""Limit of an answer, in seconds: long for two nodes on one machine."""
 
 PROGRAMS = Path(__file__).with_name("programs")
 
 
 def ask(node: Node, folder: Path, command: str) -> list[str]:
-    """The lines that a shell command in a node writes."""
+    """Return the lines that a shell command in a node writes."""
     output = folder / "answer"
     output.unlink(missing_ok=True)
     assert node.start(["sh", "-c", command], output=output).wait(LIMIT_S) == 0, output.read_text()
@@ -32,13 +32,13 @@ def ask(node: Node, folder: Path, command: str) -> list[str]:
 
 
 def hear(reader: int) -> bytes:
-    """What comes next over a pipe."""
+    """Return the next bytes over a pipe."""
     assert select.select([reader], [], [], LIMIT_S)[0], f"nothing within {LIMIT_S:g} s"
     return os.read(reader, 100)
 
 
 def serve(node: Node, folder: Path) -> "subprocess.Popen[bytes]":
-    """Start a server that echoes; it listens already."""
+    """Start a server that echoes. It already listens."""
     pipe = folder / f"pipe-{node.name}"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -58,7 +58,7 @@ def connect(client: Node, server: Node) -> socket.socket:
 
 
 def echoes(link: socket.socket, limit_s: float = LIMIT_S) -> bool:
-    """Whether the other side answers in time. Fails when the connection ends."""
+    """Return whether the other side answers in time. Fail when the connection ends."""
     link.settimeout(limit_s)
     try:
         link.send(b"x")
@@ -69,7 +69,7 @@ def echoes(link: socket.socket, limit_s: float = LIMIT_S) -> bool:
 
 
 def test_what_is_a_nodes_own(nodes: Nodes, tmp_path: Path) -> None:
-    """Name, addresses, pids, /dev/shm and TMPDIR are; files elsewhere and the working folder are not."""
+    """Name, addresses, pids, /dev/shm and TMPDIR are its own; files elsewhere and the working folder are not."""
     look = "hostname; echo mine > /dev/shm/it; ls /dev/shm $TMPDIR; touch $TMPDIR/$(hostname); pwd; getent hosts node2"
     (tmp_path / "shared").touch()
     for node in (nodes[0], nodes[1]):
@@ -91,7 +91,7 @@ def test_what_is_a_nodes_own(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_all_processes_of_a_node_are_killed(nodes: Nodes, tmp_path: Path, leak_mark: str) -> None:
-    """Those that have a session of their own too. Peers see the end of their connections; a new boot serves again."""
+    """Processes with their own session are killed, too. Connections of peers end, and a new boot serves again."""
     server = serve(nodes[0], tmp_path)
     nodes[0].start(["sh", "-c", "setsid setsid sleep 100 & exec sleep 100"])
     with connect(nodes[1], nodes[0]) as link:
@@ -117,7 +117,7 @@ def test_power_off_is_silent(nodes: Nodes, tmp_path: Path) -> None:
 
 
 def test_partitions(nodes: Nodes, tmp_path: Path) -> None:
-    """Connections survive them, and what was sent meanwhile arrives."""
+    """Connections survive them, and data that were sent meanwhile arrive."""
     for node in (nodes[0], nodes[2]):
         serve(node, tmp_path)
     with connect(nodes[1], nodes[0]) as near, connect(nodes[1], nodes[2]) as far:
@@ -137,7 +137,7 @@ def test_partitions(nodes: Nodes, tmp_path: Path) -> None:
 def test_nothing_is_left_when_their_owner_is_killed(
     nodes: Nodes, launcher: Launcher, leak_mark: str, tmp_path: Path
 ) -> None:
-    """Nor do they collide with those of another process."""
+    """They do not collide with those of another process either."""
     assert nodes[1].up
     known = set(marked(leak_mark))
     pipe = tmp_path / "pipe"
@@ -157,7 +157,7 @@ def test_nothing_is_left_when_their_owner_is_killed(
 
 
 def test_nodes_that_cannot_be_made(launcher: Launcher) -> None:
-    """A user other than root is told why."""
+    """The error for a user other than root names the reason."""
     nobody = "import os\nfrom tests.nodes import Nodes\nos.setuid(65534)\nwith Nodes(1): pass"
     status, output = launcher.run(["python", "-c", nobody])
     assert status == 1

@@ -11,7 +11,7 @@ from tests.multinode.job import NodesJob
 
 pytestmark = [pytest.mark.slow, pytest.mark.root]
 CUT_S = 2.0
-"""Four heartbeats, and a fraction of the timeout below."""
+"""Length of the cut, in seconds: four heartbeats, and a fraction of the timeout below."""
 
 
 def test_a_short_partition_is_no_fault(make_job: MakeJob, same: Callable[[NodesJob], None]) -> None:

@@ -21,7 +21,7 @@ BREAKS = "from tests.torchrun.programs import breaks\nbreaks.apply()\n"
 
 @pytest.mark.parametrize("lose", everyday([Node.kill_all, Node.power_off], Node.power_off), ids=["killed", "silent"])
 def test_the_node_of_the_store_is_lost(make_job: MakeJob, lose: Lose) -> None:
-    """A spare takes its place, training goes on, and the end is not held up by a store that nobody serves."""
+    """A spare takes its place, training goes on, and the absent store does not delay the end."""
     points = [point("lost", 1, 4, "begin")]
     job: NodesJob = make_job(1, places=2)
     job.start("train.py", {"steps": 60, "points": points}, options=RENDEZVOUS, store="node1")
@@ -41,7 +41,7 @@ def test_the_node_of_the_store_is_lost(make_job: MakeJob, lose: Lose) -> None:
 
 
 def test_a_spare_that_taskd_fails_on_starts_no_ranks(make_job: MakeJob, tmp_path: Path) -> None:
-    """Others hold their numbers. The job goes on, and the spare's torchrun ends with the reason."""
+    """Other nodes hold the ranks' numbers. The job goes on, and the spare's torchrun ends with the reason."""
     (tmp_path / "sitecustomize.py").write_text(BREAKS)
     env: dict[str, str | None] = {
         "PYTHONPATH": f"{tmp_path}:{ROOT}",

@@ -1,4 +1,4 @@
-"""What the first start of a job has proven holds on a node that is new at a full restart."""
+"""The verdict of a job's first start holds on a node that is new at a full restart."""
 
 import pytest
 
@@ -12,7 +12,7 @@ STEPS = 10
 
 
 def test_a_new_node_takes_over_the_verdict_of_the_others(make_job: MakeJob, launcher: Launcher) -> None:
-    """A batch that is fetched ahead is handed out again on all nodes, though one of them knows it by the others alone.
+    """A prefetched batch is handed out again on all nodes, though one of them knows it from the others alone.
 
     After the full restart, another rank dies in the first step. Then the rank on the new node is replaced, behind its
     first commit and later, and its successors go on from its records.
@@ -34,7 +34,7 @@ def test_a_new_node_takes_over_the_verdict_of_the_others(make_job: MakeJob, laun
     job.kill(*(one["name"] for one in everybody))
     assert job.recovered(1)["restart"]
     for one in first:
-        job.held(one["name"])  # all are inside of the function
+        job.held(one["name"])  # all are inside the function
     for one in first[1:]:
         job.release(one["name"])
     for number, name in enumerate(("first-0", "soon", "again"), 2):

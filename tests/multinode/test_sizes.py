@@ -11,12 +11,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.root]
 
 RENDEZVOUS = ("--nnodes=2:3", "--rdzv-conf=last_call_timeout=1,keep_alive_interval=1")
 WHOLE = (RENDEZVOUS[0], "--rdzv-conf=last_call_timeout=120,keep_alive_interval=1")
-"""The job begins with all three nodes, however late one comes."""
+"""Options with which the job begins with all three nodes, however late one comes."""
 STORE = "node1"
 
 
 def test_a_job_begins_with_fewer_nodes_and_grows(make_job: MakeJob) -> None:
-    """The third node comes when two have trained for a while; it takes part, and nobody is restarted."""
+    """The third node comes when two have trained for a while. It takes part, and no process is restarted."""
     job = make_job(1)
     plan = {"steps": 60, "points": [point("early", 0, 4, "begin")]}
     job.start("train.py", plan, options=RENDEZVOUS, store=STORE, nodes=2)
@@ -36,9 +36,9 @@ def test_a_job_begins_with_fewer_nodes_and_grows(make_job: MakeJob) -> None:
 
 
 def test_a_smaller_world_goes_on_from_its_copies(make_job: MakeJob) -> None:
-    """The node of the rendezvous' store is lost for good; then all ranks that were left die at once.
+    """The node of the rendezvous' store is lost for good. Then all ranks that were left die at once.
 
-    Their nodes' copies are of the smaller world: it goes on from them, with a store of its own.
+    Their nodes' copies are of the smaller world. It goes on from them, with a store of its own.
     """
     points = [point("lost", 1, 4, "begin"), point("zero", 0, 8, "begin"), point("two", 2, 8, "begin")]
     env: dict[str, str | None] = {"TASKD_RECOVER_STRATEGY": "recover-in-place,elastic-training"}
@@ -59,7 +59,7 @@ def test_a_smaller_world_goes_on_from_its_copies(make_job: MakeJob) -> None:
 
 
 def test_a_script_without_the_sdk_goes_on_with_fewer_nodes(make_job: MakeJob) -> None:
-    """torchrun's own contract: MIN nodes are enough. Nobody has chosen strategies; the manager waits for no node."""
+    """torchrun's own contract: MIN nodes are enough. No strategies are chosen, so the manager waits for no node."""
     points = [point(name, rank, "run", always=name != "lost") for rank, name in enumerate(("zero", "lost", "two"))]
     job = make_job(1)
     env: dict[str, str | None] = {"TASKD_WAIT_RESCHEDULE_TIMEOUT": "2"}

@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 
 @pytest.fixture(autouse=True, scope="session")
 def device_begun() -> None:
-    """What a device's driver opens once is opened before the leak census of the first test."""
+    """Open the descriptors that a device's driver opens once, before the leak census of the first test."""
     if torch.cuda.is_available():
         torch.mm(torch.ones(8, 8, device="cuda"), torch.ones(8, 8, device="cuda")).cpu()
 
@@ -41,7 +41,7 @@ class Side:
 
     @property
     def begun(self) -> bool:
-        """Whether its imports are done."""
+        """True if its imports are done."""
         return Path(f"{self._results}.forking").exists()
 
     def results(self) -> list[ProbeResult]:
@@ -54,7 +54,7 @@ class Side:
         return merged
 
     def received_bytes(self) -> int:
-        """By the node's interface, until now."""
+        """Bytes received so far by the node's interface."""
         lines = Path(f"/proc/{self.node.space.pid}/net/dev").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.split()[0] == "eth0:")
 
@@ -64,7 +64,7 @@ Start = Callable[..., Side]
 
 @pytest.fixture
 def start(nodes: Nodes, run_dir: Path) -> Iterator[Start]:
-    """Starts one node's part of a trial; the store is at the first node."""
+    """Yield a function that starts one node's part of a trial. The store is at the first node."""
     outputs: list[Path] = []
 
     def begin(number: int, per_node: int = 1, timeout_s: float = 40.0, trials: int = 1) -> Side:
@@ -100,7 +100,7 @@ def start(nodes: Nodes, run_dir: Path) -> Iterator[Start]:
 
 @pytest.fixture
 def shape(nodes: Nodes) -> Callable[[Node, str], None]:
-    """Lets no more than `rate` (as `tc` writes it) out of a node."""
+    """Return a function that limits the traffic out of a node to `rate` (in `tc`'s format)."""
 
     def slow(node: Node, rate: str) -> None:
         command = f"tc qdisc replace dev eth0 root tbf rate {rate} burst 16kb latency 400ms"
@@ -110,7 +110,7 @@ def shape(nodes: Nodes) -> Callable[[Node, str], None]:
 
 
 def children(node: Node, pid: int) -> list[int]:
-    """The processes that one of a node's processes has forked, by their pids inside, in the order of their start."""
+    """Return the forks of one of a node's processes, by their pids inside, in the order of their start."""
     outside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     inside = {seen: own for own, seen in node.pids().items()}
     return [inside[int(one)] for one in outside]

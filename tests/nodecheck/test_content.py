@@ -1,4 +1,4 @@
-"""What arrives in a trial is compared, element by element; and how an error of torch's is told."""
+"""Data of a trial are compared element by element; and the report of an error of torch's."""
 
 import pytest
 import torch

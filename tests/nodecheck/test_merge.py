@@ -1,4 +1,4 @@
-"""From the answers of a node's processes to the node's."""
+"""Merging the answers of a node's processes into the node's."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Each probe by itself: what it measures, and what it finds wrong."""
+"""Each probe by itself: its measurement, and the defects that it finds."""
 
 import os
 import socket
@@ -95,7 +95,7 @@ def test_a_disk_that_is_well_and_nothing_left(run_dir: Path) -> None:
 
 
 def test_a_disk_without_nameless_files(run_dir: Path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "O_TMPFILE", os.O_RDWR | os.O_DIRECTORY)  # what a kernel without them refuses
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_RDWR | os.O_DIRECTORY)  # a kernel without them refuses that
     assert disks.disk(str(run_dir)) > 0
     assert os.listdir(run_dir) == []
 
@@ -110,7 +110,7 @@ Mount = Callable[[str], Path]
 
 @pytest.fixture
 def mounted(run_dir: Path) -> Iterator[Mount]:
-    """A tmpfs with these options."""
+    """Yield a function that mounts a tmpfs with these options."""
     place = run_dir / "mount"
     place.mkdir()
     made = []

@@ -1,4 +1,4 @@
-"""A check process: what it is told and answers, cold and forked, in good time and in bad."""
+"""A check process: its orders and answers, cold and forked, in time and late."""
 
 import os
 import socket
@@ -86,7 +86,7 @@ def test_no_descriptor(descriptor: str) -> None:
 
 @pytest.fixture
 def mute() -> Iterator[int]:
-    """The port of somebody who takes connections and never says a word."""
+    """Yield the port of a server that accepts connections and never sends anything."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -101,7 +101,7 @@ def test_a_store_that_never_answers_costs_the_timeout(mute: int) -> None:
 
 
 def test_a_disk_that_never_answers_costs_the_timeout_and_is_named(run_dir: Path, launcher) -> None:
-    """The process stands in `open` of a pipe without a reader: as a dead mount, but one that can be had anywhere."""
+    """The process waits in `open` of a pipe without a reader, as on a dead mount. A pipe is available anywhere."""
     pipe = run_dir / "mount"
     os.mkfifo(pipe)
     status, output = launcher.run(["python", PROGRAMS / "mute_disk.py", pipe])

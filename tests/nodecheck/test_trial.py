@@ -1,4 +1,4 @@
-"""The trial between two nodes, over links that are well, slow, cut, and with peers that die or never come."""
+"""The trial between two nodes, over healthy, slow and cut links, and with peers that die or never come."""
 
 import signal
 

@@ -9,7 +9,7 @@ from tests.rehearsal.catalog import FOLDER, SCRIPTS, one_line, rehearse, wrong
 
 
 def main() -> int:
-    """0 if every verdict is right."""
+    """Rehearse the scripts. Return 0 if every verdict is right."""
     parser = argparse.ArgumentParser(prog="scripts/rehearse.sh", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each script, and one for all")
     parser.add_argument("--only", metavar="TEXT", default="", help="only scripts with this in their name")

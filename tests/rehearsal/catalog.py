@@ -1,4 +1,4 @@
-"""The scripts of `examples/scripts`, what a rehearsal must say of each, and how one is rehearsed as a user does it."""
+"""The scripts of `examples/scripts`, the expected verdicts of their rehearsals, and a rehearsal as a user runs it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ LIMIT_S = 540.0
 
 @dataclass(frozen=True)
 class Expected:
-    """A script, whether it is exact, and the text of the line that is why not: one of these must be named."""
+    """A script, whether it is exact, and the texts of the lines of which one must be named if it is not."""
 
     script: str
     exact: bool = True
@@ -29,7 +29,7 @@ class Expected:
 
     @property
     def name(self) -> str:
-        """Without the end of the file's name."""
+        """File name without its suffix."""
         return self.script.removesuffix(".py")
 
 
@@ -52,7 +52,7 @@ SCRIPTS = (
 def rehearse(
     path: Path, options: Sequence[str] = (), *, arguments: Sequence[str] = (), limit_s: float = LIMIT_S
 ) -> tuple[int, dict[str, Any], str]:
-    """Rehearse a script in its own folder: exit status, the verdict, and what was said beside it."""
+    """Rehearse a script in its own folder. Return exit status, verdict, and other output."""
     command = [sys.executable, "-m", "taskd", "run", "--rehearse", "--json", *options, path.name, *arguments]
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
@@ -68,13 +68,13 @@ def rehearse(
 
 
 def wrong(expected: Expected, status: int, verdict: dict[str, Any]) -> str:
-    """What is not as it must be; "" if nothing is."""
+    """Return the deviation from the expected verdict; "" if there is none."""
     wanted = 0 if expected.exact else 1
     if status != wanted:
         return f"exit status {status}, expected {wanted}: {verdict.get('why')} {verdict.get('findings')}"
     if expected.exact:
         faults = sum(Moment.BEHIND.value not in kill for kill in verdict["kills"])
-        came = verdict["in_place"]  # with copies, so is a death behind the training function
+        came = verdict["in_place"]  # with copies, a death after the training function is in place, too
         return "" if faults and came in (faults, len(verdict["kills"])) else f"{came} of {faults} came in place"
     source = (FOLDER / expected.script).read_text().splitlines()
     for finding in verdict["findings"]:
@@ -87,7 +87,7 @@ def wrong(expected: Expected, status: int, verdict: dict[str, Any]) -> str:
 
 
 def one_line(expected: Expected, status: int, verdict: dict[str, Any], why: str) -> dict[str, Any]:
-    """For JSON."""
+    """Return the line of JSON."""
     found = [finding["line"] for finding in verdict.get("findings", [])]
     verdicts = {"verdict": verdict.get("verdict"), "lines": found, "seconds": verdict.get("seconds")}
     return {"script": expected.name, "status": status, **verdicts, "right": not why, "why": why}

@@ -1,4 +1,4 @@
-"""An agent's local server and its ear; black boxes; an agent between a scripted manager and a host."""
+"""Fixtures: an agent's local server with its receiver, black boxes, an agent between a scripted manager and a host."""
 
 import uuid
 from collections.abc import Callable, Iterator

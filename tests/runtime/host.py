@@ -1,4 +1,4 @@
-"""A host of processes that wait for their end, in place of a torchrun."""
+"""Host of processes that wait for their end, in place of a torchrun."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ NO_LOGS = Logs(None, None, None)
 
 
 class Host:
-    """Implements `WorkerHost` with processes that wait for their end."""
+    """Implementation of `WorkerHost` with processes that wait for their end."""
 
     def __init__(self) -> None:
         self.processes = [self._start(), self._start()]
         self.old: list[subprocess.Popen[bytes]] = []
-        self.ends = False  # torchrun ends its ranks: none gets another process
+        self.ends = False  # torchrun ends its ranks: no rank gets a new process
         self.calls: list[str] = []
 
     local_ranks = (LocalRank(0), LocalRank(1))

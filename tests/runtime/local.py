@@ -1,4 +1,4 @@
-"""Real processes at the agent's Unix socket, and how a test waits for what they say."""
+"""Real processes at the agent's Unix socket, and waiting for their messages."""
 
 import os
 import select
@@ -19,19 +19,19 @@ Heard = tuple[Peer, FromLocal | None]
 
 
 def readable(descriptor: int, limit_s: float = LIMIT_S) -> bool:
-    """Wait until a descriptor has something to tell."""
+    """Wait until a descriptor has data to read. Return False if none comes in time."""
     return bool(select.select([descriptor], [], [], limit_s)[0])
 
 
 class Ear:
-    """Hears a server until something has come."""
+    """Receiver of a server's messages."""
 
     def __init__(self, server: LocalServer) -> None:
         self.server = server
         self.heard: list[Heard] = []
 
     def until(self, wanted: Callable[[Peer, FromLocal | None], bool]) -> Heard:
-        """The next message for which `wanted` holds; None in its place is the end of a process."""
+        """Return the next message for which `wanted` holds. None in place of a message is the end of a process."""
         end_s = time.monotonic() + LIMIT_S
         while True:
             for index, (peer, message) in enumerate(self.heard):
@@ -42,6 +42,6 @@ class Ear:
 
 
 def start(launcher: Launcher, program: str, *arguments: object) -> "subprocess.Popen[bytes]":
-    """Start one of our small programs."""
+    """Start one of the test programs."""
     env = {"PYTHONPATH": os.pathsep.join([str(ROOT)])}
     return launcher.start([sys.executable, PROGRAMS / program, *map(str, arguments)], env=env)

@@ -1,4 +1,4 @@
-"""A manager that says what a test says."""
+"""A manager whose messages a test determines."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ IDENTITY = NodeIdentity(NodeRank(0), 1, (JobRank(0), JobRank(1)), None, 5)
 
 
 class ScriptedManager:
-    """Hears an agent, and says what the test says."""
+    """Manager for one agent, with messages from the test."""
 
     def __init__(self, socket: ManagerSocket) -> None:
         self.socket = socket
@@ -32,7 +32,7 @@ class ScriptedManager:
         self._peer: Peer | None = None
 
     def until(self, wanted: Callable[[NodeStatus], bool]) -> NodeStatus:
-        """The next report for which `wanted` holds."""
+        """Return the next report for which `wanted` holds."""
         end_s = time.monotonic() + LIMIT_S
         while not (self.heard and wanted(self.heard[-1])):
             assert time.monotonic() < end_s, self.heard[-1:]
@@ -40,7 +40,7 @@ class ScriptedManager:
         return self.heard[-1]
 
     def listen(self, length_s: float) -> None:
-        """Take in what comes."""
+        """Receive all messages that come."""
         if self.socket.poll(length_s):
             for peer, status in self.socket.receive():
                 self._peer = peer
@@ -55,7 +55,7 @@ class ScriptedManager:
                 self.heard.append(status)
 
     def evidence_report(self, *, asked: bool) -> dict[int, Evidence]:
-        """The next evidence_report, of this sort."""
+        """Return the next evidence report, which must be one of this kind."""
         end_s = time.monotonic() + LIMIT_S
         while not self.evidence_reports:
             assert time.monotonic() < end_s
@@ -73,7 +73,7 @@ class ScriptedManager:
         exit_code: int = 0,
         probe: int = 0,
     ) -> None:
-        """Direct the agent; `incarnations` of ranks 0 and 1."""
+        """Send the agent an order. `incarnations`: those of ranks 0, 1, ..."""
         assert self._peer is not None
         self.sequence += 1
         ranks = tuple(RankOrder(rank=JobRank(rank), incarnation=number) for rank, number in enumerate(incarnations))

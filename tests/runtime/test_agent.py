@@ -1,4 +1,4 @@
-"""The agent's loop between a scripted manager and a host of real processes that are no torchrun."""
+"""The agent's loop between a scripted manager and a host of real processes in place of torchrun."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from tests.runtime.scripted import IDENTITY, LIMIT_S, ScriptedManager, stages
 
 
 def test_an_answer_is_no_reason_to_report(make: Callable[..., NodeAgent], host: Host, manager: ScriptedManager) -> None:
-    """Or the two would talk without end: it reports at its heartbeats and when something has changed."""
+    """Otherwise the two would exchange messages without end. The agent reports at its heartbeats and after a change."""
     make(TASKD_HEARTBEAT_S="0.5").started(host, IDENTITY)
     manager.until(lambda status: True)
     manager.say(Order.RUN, 0, 0, 0)
@@ -49,7 +49,7 @@ def test_a_death_is_told_and_a_successor_started(agent: NodeAgent, host: Host, m
 def test_the_box_of_the_dead_is_kept_where_the_manager_says(
     agent: NodeAgent, host: Host, manager: ScriptedManager, run_dir: Path
 ) -> None:
-    """Another job of this name runs here too, and has the first folder."""
+    """A second job of this name runs here too, and has the first folder."""
     with closing(Journal(run_dir, "default")), closing(Journal(run_dir, "default")) as journal:
         manager.records = journal.mark
         manager.until(lambda status: True)
@@ -108,7 +108,7 @@ def test_the_evidence_of_a_death_is_sent_behind_the_report_of_it(
 def test_the_evidence_of_a_death_is_sent_when_the_manager_knows_whose_rank_it_was(
     agent: NodeAgent, host: Host, manager: ScriptedManager
 ) -> None:
-    """Before its first order it may not have heard of this agent: a report can be lost, evidence get through."""
+    """Before its first order, the manager may not know this agent: a report can be lost while evidence arrives."""
     manager.until(lambda status: True)
     host.processes[1].kill()
     manager.until(lambda status: status.ranks[1].stage is Stage.DEAD)
@@ -138,7 +138,7 @@ def test_a_question_is_answered_once_with_what_is_known_of_all_that_live(
 
 
 def test_the_generation_is_that_of_the_newest_order(agent: NodeAgent, manager: ScriptedManager) -> None:
-    """Also where no process was started for it, as in a retry: a new manager must not begin with an older one."""
+    """This also holds without a new process, as in a retry: a new manager must not start with an older generation."""
     manager.until(lambda status: True)
     manager.say(Order.PAUSE, 7, 0, 0)
     manager.until(lambda status: status.generation == 7)

@@ -1,4 +1,4 @@
-"""The agent's loop when torchrun ends its ranks, and when it ends itself."""
+"""The agent's loop when torchrun ends its ranks, and when the agent itself ends."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def test_leaving_is_told_and_nothing_started_any_more(agent: NodeAgent, host: Ho
 def test_an_end_that_torchrun_was_just_collecting_is_in_the_last_report(
     agent: NodeAgent, host: Host, manager: ScriptedManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its thread had reaped the process, and had not yet noted the status, when the agent asked for it."""
+    """A thread of torchrun had reaped the process but not yet recorded the status when the agent asked for it."""
     asked, known = threading.Event(), host.exit_status
     manager.until(lambda status: True)
 
@@ -54,7 +54,7 @@ def test_an_end_that_torchrun_was_just_collecting_is_in_the_last_report(
 
 
 def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, manager: ScriptedManager) -> None:
-    """Only the one that died before says something of the fault."""
+    """Only the rank that died before reports a fault."""
     manager.until(lambda status: True)
     manager.say(Order.RUN, 0, 0, 0)
     host.processes[1].kill()
@@ -69,7 +69,7 @@ def test_a_rank_that_torchrun_ends_has_not_failed(agent: NodeAgent, host: Host, 
 
 
 def test_an_embedded_manager_serves_its_agent(run_dir: Path, host: Host) -> None:
-    """With nothing configured the agent has a manager of its own, which recovers."""
+    """Without configuration, the agent has a manager of its own, which recovers the job."""
     agent = NodeAgent(
         AgentConfig.from_environment({"TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}),
         lambda: STORE,

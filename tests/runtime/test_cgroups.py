@@ -1,4 +1,4 @@
-"""Processes in cgroups with a limit and in frozen ones, and what a collector makes of them."""
+"""Processes in cgroups with a limit and in frozen ones, and the evidence that a collector finds."""
 
 import os
 import signal
@@ -30,7 +30,7 @@ Make = Callable[[str, str, str], Path]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Makes cgroups, and removes them when their processes have ended."""
+    """Yield a maker of cgroups. Remove them when their processes have ended."""
     made: list[Path] = []
 
     def one(hierarchy: str, file: str, value: str) -> Path:
@@ -52,7 +52,7 @@ def make() -> Iterator[Make]:
 
 
 class Shell:
-    """A shell that moves into a cgroup when it is told, and then does something when it is told again."""
+    """Shell that moves into a cgroup on request, and runs a command on a second request."""
 
     def __init__(self, cgroup: Path, then: str) -> None:
         lines = f"read; echo $$ > {cgroup}/cgroup.procs; echo in; read; {then}"
@@ -72,7 +72,7 @@ class Shell:
         self._process.stdin.flush()
 
     def await_end(self) -> None:
-        """Until it is a zombie."""
+        """Wait until it is a zombie."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
 
     def __enter__(self) -> "Shell":
@@ -117,7 +117,7 @@ def test_the_oom_killer(make: Make, moved: str) -> None:
 
 @pytest.mark.parametrize("began", ["there", "elsewhere"])
 def test_what_was_struck_before_is_not_held_against_the_next(make: Make, began: str) -> None:
-    """The second process of the rank comes into the same cgroup later, and is killed by somebody."""
+    """The second process of the rank enters the same cgroup later and is killed from outside."""
     cgroup, collector = make("memory", "memory.limit_in_bytes", str(LIMIT_BYTES)), EvidenceCollector()
     with Shell(cgroup, GROW) as shell:
         if began == "elsewhere":

@@ -1,4 +1,4 @@
-"""Evidence of real processes: whatever becomes of them, it says so, and it never fails."""
+"""Evidence of real processes: the collector reports any fate of theirs, and it never fails."""
 
 import os
 import signal
@@ -110,7 +110,7 @@ def test_killed(start: Start, number: signal.Signals) -> None:
 
 
 def test_killed_as_the_futex_tells_it(start: Start) -> None:
-    """Before it is gone, and before anybody knows how."""
+    """The kill is seen before the process is gone, and before its cause is known."""
     rank = start("signal.pause()", "ballast = mmap.mmap(-1, 256 << 20); ballast.write(bytes(256 << 20))")
     rank.process.kill()
     assert rank.box.await_death(LIMIT_S)
@@ -173,7 +173,7 @@ def test_stopped(start: Start) -> None:
 
 
 def test_uninterruptible(start: Start) -> None:
-    """The parent of a vfork waits so for the exec of its child."""
+    """The parent of a vfork waits in this state for the exec of its child."""
     child = "ctypes.CDLL(None).vfork() or time.sleep(60)"
     rank = start(f"threading.Timer(30, os._exit, (0,)).start()\n{child}")
     known = rank.state(RunState.UNINTERRUPTIBLE)
@@ -279,7 +279,7 @@ def test_a_rank_that_was_never_begun_and_a_box_that_nobody_has(box: Box) -> None
 
 
 def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another kernel, or a process that ends meanwhile, may give them."""
+    """Another kernel, or a process that ends meanwhile, may give such files."""
     rank = start("signal.pause()")
     for text in (
         None,
@@ -302,7 +302,7 @@ def test_files_that_are_cut_or_cannot_be_read(start: Start, monkeypatch: pytest.
 
 
 def test_children_and_those_that_are_left(start: Start, launcher: Launcher) -> None:
-    """One in the rank's session, one in a session of its own that was seen as a child earlier."""
+    """One is in the rank's session. The other is in a session of its own and was seen as a child earlier."""
     rank = start("signal.pause()", "have_children()")
     three = [RunState.SLEEPING] * 3
     known = rank.until(
@@ -333,7 +333,7 @@ def test_children_and_those_that_are_left(start: Start, launcher: Launcher) -> N
 
 
 def test_those_that_nobody_had_seen(start: Start) -> None:
-    """What is of its session is its own, seen before or not."""
+    """A process in the rank's session belongs to the rank, whether it was seen before or not."""
     rank = start("signal.pause()", "have_child()")
     rank.process.kill()
     known = rank.end(-9)
@@ -347,7 +347,7 @@ def test_those_that_nobody_had_seen(start: Start) -> None:
 
 
 def test_it_costs_little(start: Start) -> None:
-    """Of a process with some threads and children, and a ring full of collectives."""
+    """The process has some threads and children, and a ring full of collectives."""
     rank = start("signal.pause()", "have_much()")
     for status in (None, -9):
         costs, floors = [], []

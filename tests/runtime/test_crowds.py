@@ -1,4 +1,4 @@
-"""What grows with what peers say has a bound: a peer with the job's secret says more than any honest one would."""
+"""Bounds for data that grows with peers' messages: a peer with the job's secret sends more than an honest one would."""
 
 import logging
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ NAMES = 2000
 
 @pytest.fixture
 def manager(run_dir: Path) -> Iterator[Manager]:
-    """Of one node with two ranks."""
+    """Yield a manager of one node with two ranks."""
     keys = {"job_id": "job", "node_nums": 1, "proc_per_node": 2, "port": 0, "run_dir": str(run_dir)}
     made = Manager(ManagerConfig.from_mapping(keys, env={}))
     made.start()
@@ -36,14 +36,14 @@ def manager(run_dir: Path) -> Iterator[Manager]:
 
 @pytest.fixture
 def liar(manager: Manager) -> Iterator[AgentSocket]:
-    """Somebody who knows the secret."""
+    """Yield the link of a peer that knows the secret."""
     with AgentSocket(manager.address, security_of(manager)) as link:
         until(link, lambda _: link.connected)
         yield link
 
 
 def say(liar: AgentSocket, frame: bytes) -> None:
-    """Send it, and read the answers to what was sent before: a queue that is full would hold both ends up."""
+    """Send the frame, and first read the answers to earlier ones: a full queue would block both ends."""
     liar.receive()
     liar._socket.send(frame)
 
@@ -66,7 +66,7 @@ def test_one_peer_with_many_names_is_not_many_nodes(
 
 
 def test_those_that_wait_are_heard_on_when_there_is_no_room(manager: Manager, liar: AgentSocket) -> None:
-    """And a node of the job, too."""
+    """So is a node of the job."""
     with Agent(manager) as agent, Agent(manager, "a spare's") as spare:
         agent.obey(Order.RUN)
         assert spare.obey(Order.RUN, node_rank=-1, ranks=()).order is Order.RUN
@@ -79,7 +79,7 @@ def test_those_that_wait_are_heard_on_when_there_is_no_room(manager: Manager, li
 
 
 def test_the_past_of_nodes_that_wait_has_a_sum(manager: Manager, liar: AgentSocket) -> None:
-    """A report of a million places fits a frame; a hundred of them would not fit the memory."""
+    """A report of a million places fits into a frame; a hundred such reports would not fit into memory."""
     with Agent(manager) as agent:
         agent.obey(Order.RUN)
         ledger = Ledger(term=1, places=(NodeRank(0),) * 1_000_000)
@@ -96,7 +96,7 @@ def test_the_past_of_nodes_that_wait_has_a_sum(manager: Manager, liar: AgentSock
 def test_nobody_reports_evidence_of_the_ranks_of_others(
     manager: Manager, liar: AgentSocket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nor to 4,096 that there are not, in each report others."""
+    """Each report names 4,096 other ranks, most of which do not exist."""
     nothing = msgspec.Raw(b"\x80")
     with Agent(manager) as agent:
         agent.obey(Order.RUN)

@@ -1,4 +1,4 @@
-"""Deaths of real processes, seen by life futex and by pidfd."""
+"""Deaths of real processes, detected by life futex and by pidfd."""
 
 import errno
 import os
@@ -37,7 +37,7 @@ def box(run_dir: Path) -> Iterator[Box]:
 
 @pytest.fixture
 def begin(launcher: Launcher) -> Start:
-    """Starts `dies.py`; it has claimed its box when this returns."""
+    """Return a function that starts `dies.py` and waits until it has claimed its box."""
 
     def start(box: Box | None, status: str = "wait") -> "subprocess.Popen[bytes]":
         process = launcher.start(
@@ -77,7 +77,7 @@ def test_of_a_box_that_was_cut_the_pidfd_tells_alone(
 
 
 def test_the_futex_tells_first_and_the_pidfd_after_it(watch: DeathWatch, run_dir: Path, begin: Start) -> None:
-    """In one of five, for the thread that waits for the futex may have to wait for a core."""
+    """At least once in five: the thread that waits for the futex may have to wait for a core."""
     told = []
     for number in range(5):
         box = Box.create(run_dir / f"box-{number}")
@@ -95,7 +95,7 @@ def test_the_futex_tells_first_and_the_pidfd_after_it(watch: DeathWatch, run_dir
 
 
 def test_a_kill_is_seen_within_50_ms(watch: DeathWatch, begin: Start) -> None:
-    """The best of five, for the machine may be busy; whoever polled would take the half of his period at best."""
+    """The fastest of five counts, since the machine may be busy. Polling would take half its period at best."""
     seen_s = []
     for _ in range(5):
         process = begin(None)
@@ -120,7 +120,7 @@ def test_without_a_box_the_pidfd_tells(watch: DeathWatch, begin: Start) -> None:
 def test_without_a_pidfd_each_is_looked_at(
     watch: DeathWatch, begin: Start, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
-    """A seccomp profile, an older kernel, or too many open files: no death is missed, and none is made up."""
+    """A seccomp profile, an older kernel, or too many open files: no death is missed, and none is invented."""
 
     def refuse(_pid: int) -> int:
         raise OSError(reason, os.strerror(reason))
@@ -154,7 +154,7 @@ def test_at_the_limit_of_threads_the_pidfd_tells(
 def test_at_the_limit_of_threads_and_without_a_pidfd_the_agent_looks(
     watch: DeathWatch, begin: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread looks as soon as one can be had."""
+    """A thread watches as soon as one can be started."""
     monkeypatch.setattr(os, "pidfd_open", refuse_pidfd)
     first, second = begin(None), begin(None)
     with monkeypatch.context() as limited:
@@ -171,7 +171,7 @@ def test_at_the_limit_of_threads_and_without_a_pidfd_the_agent_looks(
 
 @pytest.mark.parametrize("pidfd", [True, False], ids=["by pidfd", "by looks"])
 def test_a_process_that_is_no_child(begin: Start, monkeypatch: pytest.MonkeyPatch, pidfd: bool) -> None:
-    """It is seen to run, killed, and seen to have ended, while its parent has not reaped it."""
+    """It is seen running, is killed, and is seen ended before its parent has reaped it."""
     if not pidfd:
         monkeypatch.setattr(os, "pidfd_open", refuse_pidfd)
     shell = "sleep 1000 & echo $!; wait"
@@ -197,7 +197,7 @@ def refuse_pidfd(_pid: int) -> int:
 
 @pytest.mark.parametrize(("status", "known"), [("13", 13), ("0", None)])
 def test_exit_codes(watch: DeathWatch, begin: Start, status: str, known: int | None) -> None:
-    """A failing status is known at once; 0 also means that nothing is known."""
+    """A failing status is known at once; 0 also means that the status is unknown."""
     process = begin(None, status)
     watch.watch(process.pid, None)
     assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]
@@ -215,7 +215,7 @@ def test_one_that_has_been_reaped_is_told_at_once(watch: DeathWatch, begin: Star
 
 
 def test_a_living_process_is_let_go(box: Box, begin: Start) -> None:
-    """`close` ends the waits; the process lives."""
+    """`close` ends the waits; the process continues to live."""
     watch = DeathWatch()
     process = begin(box)
     watch.watch(process.pid, box)
@@ -226,7 +226,7 @@ def test_a_living_process_is_let_go(box: Box, begin: Start) -> None:
 def test_a_box_that_is_closed_while_it_is_waited_on(watch: DeathWatch, box: Box, begin: Start) -> None:
     """The agent discards the box of a process whose futex it still waits on."""
     process = begin(None)
-    watch.watch(process.pid, box)  # nobody claims it
+    watch.watch(process.pid, box)  # no process claims it
     box.close()
     process.kill()
     assert until_gone(watch) == [ProcessEnd(process.pid, gone=True)]

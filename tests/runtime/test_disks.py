@@ -1,4 +1,4 @@
-"""File systems without space, and those that do not answer."""
+"""File systems without space, and file systems that do not answer."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ SIZE_BYTES = 64 << 10
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system."""
+    """Yield a small file system."""
     place = tmp_path / "a disk"
     place.mkdir()
     options = f"size={SIZE_BYTES},nr_inodes=8"
@@ -72,7 +72,7 @@ def test_it_is_not_looked_for_otherwise(disk: Path, start: Start) -> None:
 
 
 def test_a_file_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for it, and it is not asked twice."""
+    """The caller does not wait for it and does not query it twice."""
     answer = threading.Event()
     asked: list[object] = []
 

@@ -1,4 +1,4 @@
-"""Ranks that speak to the agent while torchrun's main thread still starts others."""
+"""Ranks that send messages to the agent while torchrun's main thread still starts others."""
 
 import socket
 import subprocess
@@ -27,7 +27,7 @@ def test_a_rank_that_connects_before_torchrun_has_started_all_is_known(
     manager: ScriptedManager,
     launcher: Launcher,
 ) -> None:
-    """torchrun restarts the group: its main thread still records the start while the agent reads what a rank says."""
+    """torchrun restarts the group. Its main thread still records the start while the agent reads a rank's messages."""
     manager.until(lambda status: True)
     manager.say(Order.RUN, 0, 0, 0)
     fresh = Host()
@@ -38,7 +38,7 @@ def test_a_rank_that_connects_before_torchrun_has_started_all_is_known(
         numbers = (rank, env["TASKD_INCARNATION"], env["TASKD_GENERATION"])
         fresh.processes[rank] = start(launcher, "early_rank.py", env["TASKD_AGENT_SOCKET"], *numbers)
         await_line(launcher, fresh.processes[rank], "started")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:  # the agent reads what comes in turn
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:  # the agent reads messages in order
         link.connect(env["TASKD_AGENT_SOCKET"])
         link.send(encode(Modules(names=("torch",))))
         until_s = time.monotonic() + LIMIT_S

@@ -1,4 +1,4 @@
-"""Callables that stand in a function's place and are not seen there."""
+"""Callables that replace a function without a trace."""
 
 import contextlib
 import copy
@@ -53,7 +53,7 @@ def passing(*_: Any, **__: Any) -> Steps:
 
 @pytest.fixture(params=["core", "Python"])
 def wraps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both implementations."""
+    """Run the test with both implementations."""
     if request.param == "Python":
         monkeypatch.setattr(frameless, "_kind", lambda: None)
 
@@ -323,7 +323,7 @@ print([compiled(torch.ones(1)).item() for _ in range(2)], len(called), doubled(t
 
 @pytest.mark.parametrize("implementation", ["core", "Python"])
 def test_a_compiled_function_has_the_original_inlined(implementation: str) -> None:
-    """Tried in a process of its own: others' tests draw other random numbers after torch.compile has run in theirs."""
+    """Run in a process of its own: torch.compile changes the random numbers of later tests in its process."""
     command = [sys.executable, "-c", COMPILED, implementation]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "[5.0, 5.0] 0 2.0 1\n"

@@ -1,4 +1,4 @@
-"""Which names of another node a warm process would import."""
+"""Module names of another node that a warm process would import."""
 
 import sys
 from pathlib import Path

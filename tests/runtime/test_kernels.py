@@ -1,4 +1,4 @@
-"""Whether anybody listens on a silent node: real sockets, and a name server that never answers."""
+"""Probes of a silent node for a listening process: real sockets, and a name server that never answers."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.runtime.watched import until
 
 LIMIT_S = 60.0
 PROMPT_S = 2.0
-"""On a busy machine. A name server that does not answer is waited for 5 s and more, for each name."""
+"""Limit on a busy machine. A silent name server costs 5 s and more for each name."""
 NAMESPACES = ("unshare", "--user", "--map-root-user", "--net", "--mount")
 
 
@@ -28,7 +28,7 @@ def kernels() -> Iterator[Kernels]:
 
 
 def answer(kernels: Kernels) -> tuple[str, bool]:
-    """The only one."""
+    """Return the only answer."""
     found: list[tuple[str, bool]] = []
 
     def hear() -> bool:
@@ -41,7 +41,7 @@ def answer(kernels: Kernels) -> tuple[str, bool]:
 
 
 def test_a_name_server_that_never_answers_holds_nobody_up(tmp_path: Path) -> None:
-    """A hundred agents have reported such names; one more is silent, and its address is known."""
+    """A hundred agents have reported such names. One more is silent, and its address is known."""
     ready = subprocess.run([*NAMESPACES, "ip", "link"], capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if ready.returncode:
         pytest.skip(f"no namespaces: {ready.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Locks of builds whose owner was killed: taken over where that is provable, and only there, by real processes."""
+"""Build locks whose owner was killed: taken over only where this death is proven. All processes are real."""
 
 import fcntl
 import os
@@ -38,7 +38,7 @@ CONTAINER = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-
 
 
 class Builder:
-    """A process that builds or waits, in a session of its own as a rank has it."""
+    """Process that builds or waits, in a session of its own like a rank."""
 
     def __init__(self, lock: Path, *more: str, way: str = "watched", within: tuple[str, ...] = ()) -> None:
         self.process = subprocess.Popen(
@@ -46,7 +46,7 @@ class Builder:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            bufsize=0,  # what has come is seen by select
+            bufsize=0,  # select must see all data that has arrived
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             start_new_session=True,
         )
@@ -54,7 +54,7 @@ class Builder:
         self.contained = bool(within)
 
     def says(self, word: str) -> "Builder":
-        """Its next line begins so."""
+        """Require that its next line begins with this word."""
         assert self.process.stdout is not None
         assert select.select([self.process.stdout], [], [], LIMIT_S)[0], f"it is silent, and should say {word!r}"
         first, _, rest = self.process.stdout.readline().decode().rstrip("\n").partition(" ")
@@ -63,18 +63,18 @@ class Builder:
         return self
 
     def is_silent(self) -> bool:
-        """For so long as torch looks some times at the lock."""
+        """Return whether it prints nothing for as long as torch needs to check the lock several times."""
         assert self.process.stdout is not None
         return not select.select([self.process.stdout], [], [], 1.0)[0]
 
     def killed(self) -> "Builder":
-        """By SIGKILL, and reaped."""
+        """Kill it by SIGKILL and reap it."""
         self.process.kill()
         self.process.wait(LIMIT_S)
         return self
 
     def ends(self) -> str:
-        """It is given its line and ends; what it has said on stderr."""
+        """Send its line and wait for its end. Return its stderr."""
         return self.process.communicate(b"\n", LIMIT_S)[1].decode()
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Builder:
         self.process.communicate()
         with suppress(ChildProcessError):
             if self.compiler:
-                os.waitpid(self.compiler, 0)  # where this process is the reaper of orphans
+                os.waitpid(self.compiler, 0)  # if this process is the reaper of orphans
 
 
 Build = Callable[..., Builder]
@@ -96,7 +96,7 @@ Build = Callable[..., Builder]
 
 @pytest.fixture
 def build(leak_mark: str) -> Iterator[Build]:
-    """Starts builders, and ends them all."""
+    """Yield a function that starts builders, and end them all."""
     made: list[Builder] = []
 
     def start(lock: Path, *more: str, way: str = "watched", within: tuple[str, ...] = ()) -> Builder:
@@ -110,7 +110,7 @@ def build(leak_mark: str) -> Iterator[Build]:
 
 @pytest.fixture
 def lock(leak_mark: str) -> Iterator[Path]:
-    """Where a build has its lock, in a folder that this kernel alone has."""
+    """Yield the path of a build's lock, in a folder of this kernel alone."""
     folder = Path(tempfile.mkdtemp(prefix="taskd-", dir="/dev/shm"))
     yield folder / "lock"
     shutil.rmtree(folder)
@@ -118,7 +118,7 @@ def lock(leak_mark: str) -> Iterator[Path]:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's batons in this process, too."""
+    """Watch torch's batons in this process, too."""
     for name in ("try_acquire", "wait", "release"):
         monkeypatch.setattr(file_baton.FileBaton, name, getattr(file_baton.FileBaton, name))
     watch_batons(file_baton)
@@ -175,7 +175,7 @@ def test_a_living_owner_keeps_its_lock(build: Build, lock: Path, number: int) ->
 
 
 def test_a_living_owner_in_another_container_keeps_its_lock(build: Build, lock: Path) -> None:
-    """No process here has its number, and /proc shows none that has the file open."""
+    """No process here has the owner's pid, and /proc shows none that has the file open."""
     within = container()
     owner = build(lock, within=within).says("builds")
     assert lockfile.look(str(lock)).hold is Hold.HELD
@@ -233,7 +233,7 @@ def test_what_it_has_forked_may_hold_the_lock(build: Build, lock: Path) -> None:
 
 
 def test_while_it_is_released_nobody_takes_it(lock: Path, watched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch closes it before it removes it: in between it would look like a dead owner's in another container."""
+    """torch closes the file before it removes it. In between, it resembles a dead owner's lock in another container."""
     baton = file_baton.FileBaton(str(lock))
     assert baton.try_acquire()
     remove, seen = os.remove, []
@@ -253,7 +253,7 @@ def test_while_it_is_released_nobody_takes_it(lock: Path, watched: None, monkeyp
 def test_a_rank_that_waits_for_nobody_ends_and_leaves_the_lock_to_a_new_one(
     build: Build, lock: Path, watched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To torch, what it has waited for is built: it would not build it."""
+    """torch assumes that a build it has waited for is complete, and would not build it."""
     monkeypatch.setattr(batons, "GRACE_S", 0.0)
     owner = build(lock).says("builds").killed()
     text = f"found the lock {lock}, of which process {owner.process.pid} held it and has ended"
@@ -276,7 +276,7 @@ def test_a_lock_that_nobody_signed_is_told_of(
 
 
 def leave(lock: Path) -> None:
-    """A process signs it and ends, without torch."""
+    """Let a process sign the lock and end, without torch."""
     opening = "os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)"
     program = f"import os, sys; from taskd.runtime.worker.lockfile import sign; sign({opening})"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -284,7 +284,7 @@ def leave(lock: Path) -> None:
 
 
 def other(text: str, name: str, value: object) -> str:
-    """The signature with another value."""
+    """Return the signature with one value replaced."""
     return re.sub(rf"\b{name}=\S+", f"{name}={value}", text)
 
 

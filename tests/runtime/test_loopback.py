@@ -1,4 +1,4 @@
-"""One machine, no secret given: manager and agents know each other, and a neighbour who listens first is nobody."""
+"""One machine without a given secret: manager and agents recognize each other, but no neighbour who listens first."""
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
@@ -66,7 +66,7 @@ def test_a_secret_that_cannot_be_kept_is_said_with_the_remedy(tmp_path: Path) ->
     ],
 )
 def test_a_file_without_a_whole_secret_is_refused(left: bytes, found: str, tmp_path: Path) -> None:
-    """A full disk, a tool or a hand has emptied it: everybody knows what is in it then."""
+    """A full disk, a tool or a user has damaged it. Its content is then no secret."""
     secured(NONE, HERE, tmp_path / "run")
     (file,) = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
     file.write_bytes(left)

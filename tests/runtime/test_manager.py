@@ -1,4 +1,4 @@
-"""The manager's loop over real sockets, with scripted agents: whom it serves, and what a new one knows."""
+"""The manager's loop over real sockets, with scripted agents: which agents it serves, and a new manager's knowledge."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ Make = Callable[..., Manager]
 
 @pytest.fixture
 def make(run_dir: Path) -> Iterator[Make]:
-    """Starts managers of a job with one node and two ranks."""
+    """Yield a function that starts managers of a job with one node and two ranks."""
     made: list[Manager] = []
 
     def start(port: int = 0) -> Manager:
@@ -40,12 +40,12 @@ def make(run_dir: Path) -> Iterator[Make]:
 
 
 def security_of(manager: Manager) -> Security:
-    """What its agents have."""
+    """Return the security settings of its agents."""
     return secured(Security(job_id="job"), manager.address, manager._config.run_dir)
 
 
 class Agent:
-    """One node, whose ranks say what the test says."""
+    """Agent of one node, whose ranks' reports come from the test."""
 
     def __init__(self, manager: Manager, proof: str = "its proof") -> None:
         self.link = AgentSocket(manager.address, security_of(manager))
@@ -72,7 +72,7 @@ class Agent:
         self.link.close()
 
     def ask(self, **changes: object) -> FromManager:
-        """Report, as often as it takes, and hear the newest answer."""
+        """Report until an answer comes. Return the newest answer."""
         self.sequence += 1
         self.status = msgspec.structs.replace(self.status, sequence=self.sequence, **changes)
         sent_s = float("-inf")
@@ -90,7 +90,7 @@ class Agent:
         return answer
 
     def obey(self, order: Order, newer_than: int = 0, **changes: object) -> Directive:
-        """Report, and hear this order; what was said before may come first."""
+        """Report until this order comes. Earlier orders may come first."""
         answer = self.ask(**changes)
         while not (isinstance(answer, Directive) and answer.order is order and answer.sequence > newer_than):
             answer = self.ask()
@@ -112,7 +112,7 @@ def rank(number: int, stage: Stage = Stage.TRAINING, **fields: object) -> RankSt
     ],
 )
 def test_whom_it_refuses(make: Make, changes: dict[str, object], reason: str) -> None:
-    """It says why, and goes on to serve those that fit."""
+    """It names the reason and continues to serve the agents that fit."""
     manager = make()
     with Agent(manager) as agent, Agent(manager) as stranger:
         assert agent.obey(Order.RUN).generation == 0
@@ -137,7 +137,7 @@ def test_every_report_is_answered_and_a_loss_recovered(make: Make) -> None:
 
 
 def test_a_new_manager_goes_on_where_the_former_stopped(make: Make) -> None:
-    """Generation and incarnations come from the agent; its first directive is newer than the former's last."""
+    """Generation and incarnations come from the agent. Its first directive is newer than the former manager's last."""
     former = make()
     newer = (rank(0, generation=4, step=70), rank(1, generation=4, step=70, incarnation=3))
     with Agent(former) as agent:

@@ -1,4 +1,4 @@
-"""For how long a node waits for its manager, by what its ranks need. The clock is the test's."""
+"""Time that a node waits for its manager, by the need of its ranks. The test sets the clock."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ WAIT_S = 30.0
 
 
 class Clock:
-    """Looks of a node at its manager, every half second."""
+    """Clock of a node that checks its manager every half second."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, places: int | None, order: Order = Order.RUN) -> None:
         self._now_s = 1000.0
@@ -31,7 +31,7 @@ class Clock:
         self.timeout = ManagerTimeout(config, self.job)
 
     def ends_after(self, need: Need, *, embedded: bool = False, answers: bool = False, trouble: str = "") -> float:
-        """Return after how many seconds it is not waited for any longer; the reason is in `why`."""
+        """Return the time after which the node no longer waits, in seconds; the reason is in `why`."""
         began_s = self._now_s
         while self._now_s < began_s + 2 * WAIT_S * TIMES:
             if answers:
@@ -66,7 +66,7 @@ def test_a_silent_manager(
 
 
 def test_one_that_answers_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other nodes' ranks may need long to finish."""
+    """Other nodes' ranks may need a long time to finish."""
     assert Clock(monkeypatch, places=2).ends_after(Need.RELEASE, answers=True) == float("inf")
 
 
@@ -78,7 +78,7 @@ def test_a_job_that_has_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_manager_that_takes_the_job_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It forms the job anew, and may hear the last node much later: until then nobody gives its state up."""
+    """It forms the job again, and the last node may report much later. Until then, no rank gives up its state."""
     clock = Clock(monkeypatch, places=2)
     clock.job.learn(Directive(job_id="job", sequence=1, generation=0, order=Order.FORM, ranks=(), node_count=2))
     assert clock.ends_after(Need.RECOVERY, answers=True) == float("inf")

@@ -1,4 +1,4 @@
-"""Where the kernel closes an agent's descriptors to its ranks, the agent's memory and socket have names."""
+"""If the kernel denies ranks access to an agent's descriptors, the agent's memory and socket have names."""
 
 import os
 import re
@@ -53,14 +53,14 @@ print(looked.returncode, len(left), files.directory.exists())
 
 @pytest.fixture
 def files(run_dir: Path) -> Iterator[RankFiles]:
-    """Of an agent whose ranks are started by a wrapper."""
+    """Yield the files of an agent whose ranks are started by a wrapper."""
     made = RankFiles(run_dir, "job", named=True)
     yield made
     made.close()
 
 
 def test_ranks_reach_an_agent_whose_descriptors_are_closed_to_them(tmp_path: Path) -> None:
-    """Its own trial would go well: the kernel always lets a process through to itself."""
+    """A trial in the agent itself would succeed: the kernel always grants a process access to itself."""
     done = subprocess.run([sys.executable, "-c", CLOSED, tmp_path], check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["0", "11", "False"], done.stderr
 
@@ -109,7 +109,7 @@ def test_what_a_dead_agent_left_is_swept(files: RankFiles, run_dir: Path) -> Non
 
 
 def test_ranks_of_a_deserted_agent_write_to_nothing_else(run_dir: Path) -> None:
-    """What torchrun opens next does not get the numbers at which ranks that are in their set-up look."""
+    """Files that torchrun opens next do not get the descriptor numbers that ranks in their set-up still use."""
     files = RankFiles(run_dir, "job")
     rank = files.prepare(L0, 0, 0, Shape(), joins=False)
     assert rank.setup is not None

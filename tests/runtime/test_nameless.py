@@ -1,4 +1,4 @@
-"""Memory and sockets without a name: other processes reach them, nobody cuts them, and they end with their owner."""
+"""Memory and sockets without a name: other processes reach them, none can truncate them, they end with their owner."""
 
 import errno
 import fcntl
@@ -26,7 +26,7 @@ def run(program: str, path: Path) -> int:
 
 @pytest.fixture(params=["sealed", "refused"])
 def memory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where the kernel has sealed memory, and where it refuses it."""
+    """Yield memory from a kernel with sealed memory, and from one that refuses it."""
     if request.param == "refused":
         monkeypatch.setattr(nameless, "make_memfd", refuse)
     made = KeptMemory("test", tmp_path)
@@ -46,7 +46,7 @@ def test_another_process_writes_to_it_and_no_folder_has_it(memory: KeptMemory, t
 
 
 def test_nobody_cuts_what_a_process_has_mapped(tmp_path: Path) -> None:
-    """By `truncate`, by opening it anew, or by a seal that would keep its owner from writing."""
+    """Neither by `truncate` or opening it again, nor by a seal that would keep its owner from writing."""
     kept = KeptMemory("test", tmp_path)
     descriptor = open_kept(kept.path)
     os.posix_fallocate(descriptor, 0, 8192)
@@ -109,7 +109,7 @@ def test_what_is_no_file_of_this_user_is_not_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [True, False], ids=["a log", "a log without a name"])
 def test_a_number_that_is_another_files_now_is_refused(memory: KeptMemory, tmp_path: Path, named: bool) -> None:
-    """A rank is still in its set-up when the agent has let its memory go, and torchrun has opened a log."""
+    """A rank is still in its set-up when the agent has released its memory and torchrun has opened a log."""
     number = int(memory.path.name)
     with (tmp_path / "log").open("w+b") if named else tempfile.TemporaryFile(dir=tmp_path) as log:
         log.write(b"what torchrun logs")
@@ -161,7 +161,7 @@ def test_a_socket_is_reached_without_its_name(listener: socket.socket, run_dir: 
     assert run(VISITS, way) == 0
     listener.setblocking(False)
     listener.accept()[0].close()
-    with pytest.raises(BlockingIOError):  # its own visit is no process's
+    with pytest.raises(BlockingIOError):  # the trial connection of `unname` is not pending
         listener.accept()
     os.close(entry)
 

@@ -1,4 +1,4 @@
-"""Stacks that py-spy sees, of a process in which no Python can run."""
+"""Stacks from py-spy, of a process in which no Python can run."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""An agent's side of a node check: orders come, small real processes answer, die or hang, and a report comes of it."""
+"""An agent's side of a node check: it receives orders, small real processes answer, die or hang, and it reports."""
 
 import select
 import subprocess
@@ -19,7 +19,7 @@ from tests.runtime.local import LIMIT_S, Ear, start
 
 
 class Bench:
-    """An checker whose standbys behave as a test says, in the order in which they come."""
+    """Checker whose standbys behave as the test specifies, in the order of their start."""
 
     def __init__(self, launcher: Launcher, ear: Ear, deaths: DeathWatch, directory: Path) -> None:
         self.launcher, self.ear, self.deaths = launcher, ear, deaths
@@ -39,7 +39,7 @@ class Bench:
         return processes
 
     def until(self, done: Callable[[], object]) -> None:
-        """Do what the agent's loop does until it is so."""
+        """Run the agent's loop until `done` holds."""
         end_s = time.monotonic() + LIMIT_S
         while not done():
             assert time.monotonic() < end_s, self.checker.state
@@ -54,7 +54,7 @@ class Bench:
             self.checker.expire()
 
     def report(self) -> CheckReport:
-        """What the manager is told when all is done."""
+        """Return the final report to the manager."""
         self.until(lambda: self.found is not None and self.found.done)
         assert self.found is not None
         return self.found

@@ -1,4 +1,4 @@
-"""Records in a directory that others share: what they have made there first is not written, opened or removed."""
+"""Records in a directory shared with other users: files they created there first are not written, opened or removed."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="another user's folder ca
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory like /tmp, where a default run directory would lie."""
+    """Yield a directory like /tmp, where a default run directory would lie."""
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ts-") as name:
         os.chmod(name, 0o1777)
         yield Path(name)
@@ -35,7 +35,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def precious(shared: Path) -> Path:
-    """A file of this user, elsewhere."""
+    """Return a file of this user at another place."""
     path = shared / "precious"
     path.write_text("mine\n")
     return path
@@ -43,7 +43,7 @@ def precious(shared: Path) -> Path:
 
 @pytest.fixture
 def keep(monkeypatch: pytest.MonkeyPatch, shared: Path) -> Callable[[], Journal]:
-    """A job that writes its journal where nobody has said where."""
+    """Return a function that opens a job's journal at the default place."""
     monkeypatch.delenv("TASKD_RUN_DIR", raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("TMPDIR", str(shared))
@@ -61,7 +61,7 @@ def mode(path: Path) -> int:
 
 def test_it_is_closed_to_others_from_top_to_bottom(keep: Callable[[], Journal], shared: Path) -> None:
     top = shared / f"taskd-{os.getuid()}"
-    top.mkdir(mode=0o755)  # as an older taskd made it
+    top.mkdir(mode=0o755)  # as an older taskd created it
     top.chmod(0o755)
     write(keep())
     assert [mode(top), mode(top / "job"), mode(top / "job" / "journal.jsonl")] == [0o700, 0o700, 0o600]
@@ -149,7 +149,7 @@ def test_the_users_own_directory_is_preferred_where_it_is_there(shared: Path) ->
 
 
 def test_a_directory_for_temporary_files_that_is_too_deep_for_sockets_is_not_used(shared: Path) -> None:
-    """All processes of a job find the same one then, whatever their own TMPDIR is."""
+    """All processes of a job then find the same directory, whatever their own TMPDIR is."""
     name = f"taskd-{os.getuid()}"
     longest = MAX_RUN_DIR_BYTES - len(name) - 1
     for length, parent in ((longest, None), (longest + 1, "/tmp"), (90, "/tmp")):

@@ -1,4 +1,4 @@
-"""The pace of a rank, from what its black box shows: by a box of virtual time, and by a real one."""
+"""Pace of a rank from its black box: with a box of virtual time, and with a real one."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ LOOK_MS = 250
 
 
 class FakeBox:
-    """A box whose process lives in virtual time, in milliseconds from 1,000 on."""
+    """Box whose process lives in virtual time, in milliseconds from 1,000 on."""
 
     def __init__(self) -> None:
         self.now_ms = 1000.0
@@ -28,11 +28,11 @@ class FakeBox:
         self.backend = Backend.GLOO
         self.notes: list[list[float]] = []
         self.others: dict[int, int] = {}
-        """By ticket, what is no allreduce of the backend."""
+        """Events that are no allreduce of the backend, by ticket."""
         self.data_ms, self.work = 0.0, 0
 
     def news(self, reading: Any, events: Any, after: int) -> int:
-        """As `Box.news`, with no more in the ring than the real one has."""
+        """Copy the newest events as `Box.news` does, with no more in the ring than the real one has."""
         reading.step, reading.step_ns, reading.phase = self.step, int(self.step_ms * MS), self.phase
         reading.events, reading.data_ns, reading.work = len(self.notes), int(self.data_ms * MS), self.work
         count = min(len(self.notes) - after, len(self.notes), len(events))
@@ -45,7 +45,7 @@ class FakeBox:
         return max(count, 0)
 
     def enter(self) -> list[float]:
-        """A collective begins; its second number is to be set when it ends."""
+        """Start a collective. The caller sets the second number when it ends."""
         self.notes.append([self.now_ms, 0])
         return self.notes[-1]
 
@@ -53,13 +53,13 @@ class FakeBox:
         self.now_ms += ms
 
     def wait(self, ms: float) -> None:
-        """One collective."""
+        """Pass `ms` in one collective."""
         note = self.enter()
         self.pass_ms(ms)
         note[1] = self.now_ms
 
     def wait_in(self, other: int, ms: float) -> None:
-        """The same, of something else."""
+        """Pass `ms` in an event of another kind."""
         self.others[len(self.notes) + 1] = other
         self.wait(ms)
 
@@ -68,7 +68,7 @@ class FakeBox:
 
 
 class Watch:
-    """Looks every quarter of a second of the box's time, between two things that it does."""
+    """Watcher that reads the box every quarter of a second of its time, between two of its activities."""
 
     def __init__(self, box: FakeBox) -> None:
         self.box, self.pacer = box, Pacer(JobRank(3))
@@ -112,7 +112,7 @@ def test_a_span_has_all_steps_since_the_look_before(watch: Watch) -> None:
 
 
 def test_the_first_steps_that_are_seen_give_none(watch: Watch) -> None:
-    """What happened before the first look is not known."""
+    """Events before the first read are unknown."""
     for known in (None, 10):
         for _ in range(10):
             watch.box.pass_ms(6)
@@ -155,7 +155,7 @@ def test_what_overlaps_counts_once(watch: Watch) -> None:
 
 
 def test_what_a_look_finds_open_is_read_again(watch: Watch) -> None:
-    for _ in range(5):  # each step ends in a collective that a look comes into
+    for _ in range(5):  # each step ends in a collective that a read interrupts
         watch.box.pass_ms(100)
         note = watch.box.enter()
         watch.box.pass_ms(150)
@@ -245,7 +245,7 @@ def box(run_dir: Path) -> Iterator[Box]:
 
 
 def test_a_real_process(box: Box, launcher: Launcher, run_dir: Path) -> None:
-    """5 ms of its own, then 5 ms in two collectives that overlap; a look costs little beside a heartbeat."""
+    """5 ms of its own, then 5 ms in two overlapping collectives. A read costs little compared with a heartbeat."""
     launcher.start(["python", PROGRAM, box.path, "5", "5"])
     pacer = Pacer(JobRank(0))
     took_us: list[float] = []

@@ -80,7 +80,7 @@ def sleeper() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 def naming() -> set[Path]:
-    """Modules of taskd that name one of the two functions of Python."""
+    """Return the modules of taskd that name one of Python's two functions."""
     found = set()
     for path in (ROOT / "taskd").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -91,7 +91,7 @@ def naming() -> set[Path]:
 
 
 def using() -> list[str]:
-    """Modules of taskd that use pidfds in any way, by their dotted names."""
+    """Return the modules of taskd that use pidfds in any way, by their dotted names."""
     paths = (path for path in (ROOT / "taskd").rglob("*.py") if "system.pidfd" in path.read_text())
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
 
@@ -101,7 +101,7 @@ def test_one_module_names_the_functions_that_conda_lacks() -> None:
 
 
 def test_a_python_without_the_two_functions_has_pidfds() -> None:
-    """As conda's: built for an older C library."""
+    """conda's Python is such a build, for an older C library."""
     modules = using()
     assert "taskd.adaptors.torchrun.cleaners" in modules
     ran = subprocess.run(
@@ -141,7 +141,7 @@ def refuse(reason: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_waits_for_cleaners_that_have_no_pidfd(
     sleeper: "subprocess.Popen[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: int
 ) -> None:
-    """A seccomp profile, an older kernel, or too many open files."""
+    """The reason is a seccomp profile, an older kernel, or too many open files."""
     monkeypatch.setattr(segments, "_SEGMENTS", tmp_path)
     refuse(reason, monkeypatch)
     (tmp_path / "fixed").touch()

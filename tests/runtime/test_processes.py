@@ -1,4 +1,4 @@
-"""Whose children processes are, and what they are called."""
+"""Owners of child processes, and the processes' names."""
 
 import os
 import subprocess
@@ -13,7 +13,7 @@ from tests.runtime.watched import LIMIT_S
 
 @pytest.mark.parametrize("pid", [0, 4_194_303])
 def test_the_children_of_a_container_whose_session_began_outside_are_nobodys(pid: int) -> None:
-    """Their session and group read as 0 in there."""
+    """Inside the container, their session and group read as 0."""
     look = f"from taskd.runtime.system.processes import orphans; print(orphans({pid}, [], []))"
     namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     program = ["sh", "-c", 'sleep 60 & "$0" -c "$1"; kill $!', sys.executable, look]

@@ -1,4 +1,4 @@
-"""Where the files of ranks lie, and who looks for them."""
+"""Location of the ranks' files, and the processes that search for them."""
 
 import tempfile
 from pathlib import Path

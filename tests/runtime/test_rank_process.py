@@ -1,4 +1,4 @@
-"""The records of one node's processes."""
+"""Records of one node's processes."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def files(run_dir: Path) -> Iterator[RankFiles]:
 
 @pytest.fixture
 def processes(files: RankFiles) -> Iterator[RankProcesses]:
-    """Of a node that holds two ranks."""
+    """Yield the records of a node that holds two ranks."""
     host = Host()
     made = RankProcesses(files)
     made.hold(host)
@@ -38,7 +38,7 @@ def processes(files: RankFiles) -> Iterator[RankProcesses]:
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    """The agent's end of a socket to this very process."""
+    """Yield the agent's end of a socket to this very process."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with mine, its:
         yield Peer(mine)
@@ -93,7 +93,7 @@ class WrapperHost(Host):
 
 
 def test_a_wrapped_rank_that_connects_anew_is_still_the_rank(files: RankFiles, peer: Peer) -> None:
-    """Its script has closed all descriptors; the end of the former socket may be received later."""
+    """Its script has closed all descriptors. The end of the former socket may arrive later."""
     host, processes = WrapperHost(), RankProcesses(files)
     host.close()
     processes.hold(host)

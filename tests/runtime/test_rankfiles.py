@@ -56,7 +56,7 @@ def test_a_box_per_process_and_a_position_per_rank(files: RankFiles) -> None:
 
 
 def test_a_swept_directory_is_made_anew(files: RankFiles, caplog: pytest.LogCaptureFixture) -> None:
-    """By whatever cleans up /dev/shm while the job runs. What ranks stand at is not there to be swept."""
+    """A clean-up of /dev/shm may sweep it while the job runs. The ranks' positions do not lie there."""
     first = files.prepare(L3, 0, 0, Shape(), joins=False)
     assert first.position is not None
     put(first.position, b"where it was")
@@ -88,7 +88,7 @@ def test_a_directory_that_another_has_made_in_the_swept_ones_place_is_not_used(f
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write to memory of the agent."""
+    """Write to the agent's memory."""
     with path.open("r+b") as memory:
         memory.write(content)
 
@@ -118,7 +118,7 @@ def test_what_dead_agents_left_is_swept(run_dir: Path) -> None:
 
 
 def test_the_directory_of_an_agent_that_lives_in_another_container_stays() -> None:
-    """What is no process here may be one there, where shared memory is the same."""
+    """A pid without a process here may belong to a process in a container that shares the memory."""
     unseen = subprocess.Popen([sys.executable, "-c", ""])
     unseen.wait()
     directory = Path("/dev/shm") / f"taskd-{unseen.pid}-elsewhere"
@@ -134,7 +134,7 @@ def test_the_directory_of_an_agent_that_lives_in_another_container_stays() -> No
 
 
 def die(files: RankFiles) -> None:
-    """Rank 0's process has died, and its box is kept."""
+    """Discard the box of rank 0's process after its death, and keep the copy."""
     files.prepare(L0, 0, 0, Shape(), joins=False)
     files.discard(L0, 0, keep_as="rank-0-incarnation-0.box")
 
@@ -144,7 +144,7 @@ def kept(run_dir: Path) -> list[str]:
 
 
 def test_boxes_are_kept_where_the_manager_has_its_records(run_dir: Path) -> None:
-    """Of two jobs of one name, each with a manager by itself, the agents of the second one die first."""
+    """Two jobs have one name, and each has its own manager. The agents of the second job die first."""
     journals = [Journal(run_dir, "job"), Journal(run_dir, "job")]
     agents = [RankFiles(run_dir, "job"), RankFiles(run_dir, "job")]
     for journal, files in reversed(list(zip(journals, agents, strict=True))):
@@ -158,7 +158,7 @@ def test_boxes_are_kept_where_the_manager_has_its_records(run_dir: Path) -> None
 
 
 def test_agents_that_do_not_see_their_managers_folder_share_none(run_dir: Path) -> None:
-    """Their managers are on other hosts, or were never heard; a manager of that name is here, too."""
+    """Their managers are on other hosts or never answered; a manager of that name runs here, too."""
     journal = Journal(run_dir, "job")
     agents = [RankFiles(run_dir, "job"), RankFiles(run_dir, "job")]
     agents[1].records = "0123456789abcdef"
@@ -233,7 +233,7 @@ def test_a_disk_that_is_full(run_dir: Path, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_two_living_jobs_of_one_name_share_no_folder(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A third one, when the first has ended, goes on in the first folder. The pages find all of them."""
+    """When the first job has ended, a third one continues in the first folder. The pages find all of them."""
     first, second = Journal(run_dir, "default"), Journal(run_dir, "default")
     first.write("manager started", job_id="default")
     second.write("manager started", job_id="default")

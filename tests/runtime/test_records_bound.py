@@ -1,4 +1,4 @@
-"""What a job writes of itself has a bound: a node that reports a change ten times a second for a year fills no disk."""
+"""A job's records are bounded: a node that reports a change ten times a second for a year fills no disk."""
 
 from pathlib import Path
 
@@ -86,7 +86,7 @@ def test_faults_that_are_invented_leave_the_newest(run_dir: Path) -> None:
 
 
 def test_evidence_of_all_ranks_fits_what_is_read(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is named comes first, and what is left out is counted."""
+    """The named ranks come first, and omitted ones are counted."""
     monkeypatch.setattr(faultfolder, "MOST_EVIDENCE_BYTES", 20_000)
     journal = Journal(run_dir, "job")
     journal.write("manager started", job_id="job")

@@ -1,4 +1,4 @@
-"""What a torchrun's log says of recoveries, where the manager is elsewhere."""
+"""Lines on recoveries in the log of a torchrun whose manager runs elsewhere."""
 
 import logging
 

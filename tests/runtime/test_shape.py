@@ -1,4 +1,4 @@
-"""What the processes of a world of another size are told."""
+"""Environment of processes in a world of another size."""
 
 from taskd.config.worker import WorkerConfig, as_ranges
 from taskd.runtime.agent.shape import Shape

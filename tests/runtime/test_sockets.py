@@ -1,4 +1,4 @@
-"""The agent's Unix socket: whole packets, garbage refused, and the kernel's word for who speaks."""
+"""The agent's Unix socket: whole packets, garbage refused, and the sender's identity from the kernel."""
 
 import math
 import os
@@ -66,7 +66,7 @@ def test_one_that_does_not_read_does_not_hold_the_agent_up(ear: Ear) -> None:
 
 
 def test_a_large_message_comes_whole(ear: Ear) -> None:
-    """Larger than any datagram; and what the process has said is received as before."""
+    """It is larger than any datagram. Earlier messages of the process are received as before."""
     plan = replace(PLAN, members=tuple(map(JobRank, range(100_000))))
     env = {b"V%d" % number: b"\xff" * 100_000 for number in range(60)}
     with connect(ear.server) as link:

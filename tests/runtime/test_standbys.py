@@ -1,4 +1,4 @@
-"""The pool of warm processes, with small real processes in the roles of template and standby."""
+"""Pool of warm processes, with small real processes in the roles of template and standby."""
 
 import subprocess
 import time
@@ -16,7 +16,7 @@ from tests.runtime.local import LIMIT_S, Ear, start
 
 
 class Nursery:
-    """A pool whose templates have `threads` threads, and what the test needs to feed it."""
+    """Pool whose templates have `threads` threads, with the means of a test to feed it."""
 
     def __init__(self, launcher: Launcher, ear: Ear, threads: int, wanted: int = 2) -> None:
         self.launcher = launcher
@@ -30,7 +30,7 @@ class Nursery:
         return self.templates[-1].pid
 
     def hellos(self, count: int) -> list[Peer]:
-        """So many greetings reach the pool."""
+        """Hand this number of greetings to the pool."""
         peers = []
         for _ in range(count):
             peer, hello = self.ear.until(lambda _peer, message: isinstance(message, Hello))
@@ -40,13 +40,13 @@ class Nursery:
         return peers
 
     def standbys(self, count: int) -> list["subprocess.Popen[bytes]"]:
-        """So many standbys come up, as if the template had forked them."""
+        """Start this number of standbys, as if the template had forked them."""
         made = [start(self.launcher, "member.py", self.ear.server.path, "standby", 1) for _ in range(count)]
         self.hellos(count)
         return made
 
     def told(self, process: "subprocess.Popen[bytes]", end: Callable[[], object]) -> list[str]:
-        """All that a process was told until `end` let it end."""
+        """Return all messages to a process, after `end` let it end."""
         end()
         process.wait(LIMIT_S)
         return self.launcher.output(process).splitlines()
@@ -144,7 +144,7 @@ def test_a_ready_one_that_dies_is_replaced_by_the_reserve(make: Callable[..., Nu
 
 
 def test_a_template_that_imports_is_asked_only_in_a_hurry(make: Callable[..., Nursery]) -> None:
-    """A message tells it that it need not stand back any more."""
+    """A message lifts its low priority."""
     nursery = make(1)
     pool = nursery.pool
     assert pool.wait_s <= 0
@@ -228,7 +228,7 @@ def test_templates_that_fail_one_after_the_other_are_given_up(
         nursery.hellos(1)
         nursery.templates[-1].kill()
         gone, _ = nursery.ear.until(lambda _peer, message: message is None)
-        nursery.ear.heard.clear()  # its second greeting
+        nursery.ear.heard.clear()  # drops its second greeting
         pool.gone(gone)
         pool.refill()
     assert len(nursery.templates) == 3
@@ -238,7 +238,7 @@ def test_templates_that_fail_one_after_the_other_are_given_up(
 
 
 def ended() -> int:
-    """A process that has said nothing, and was reaped."""
+    """Return the pid of a process that never connected and was reaped."""
     process = subprocess.Popen(["true"])
     process.wait(LIMIT_S)
     return process.pid
@@ -256,7 +256,7 @@ def test_a_standby_that_never_connects_is_asked_for_again(make: Callable[..., Nu
 
 
 def test_the_number_of_one_that_became_a_rank_may_come_back(make: Callable[..., Nursery]) -> None:
-    """Its host has reaped it; a standby of the same number, which never connects, is asked for again."""
+    """Its host has reaped it. A standby with the same number that never connects is requested again."""
     nursery = make(1)
     pool = nursery.pool
     pool.open()
@@ -273,7 +273,7 @@ def test_the_number_of_one_that_became_a_rank_may_come_back(make: Callable[..., 
 
 
 def test_one_that_was_taken_and_became_no_rank_was_met(make: Callable[..., Nursery]) -> None:
-    """A check process, or one that was dismissed: it is reaped with the idle ones."""
+    """It was a check process or was dismissed. It is reaped with the idle ones."""
     nursery = make(1)
     pool = nursery.pool
     pool.open()
@@ -363,7 +363,7 @@ def test_no_template_before_it_is_time(make: Callable[..., Nursery], wanted: int
 def test_a_rank_is_asked_again_when_it_has_committed_a_step(
     make: Callable[..., Nursery], first: str, asked: int
 ) -> None:
-    """Asked in the middle of a long start, it had not imported everything."""
+    """The first query came in the middle of a long start, before it had imported everything."""
     nursery = make(1)
     rank = start(nursery.launcher, "member.py", nursery.ear.server.path, "worker", 1)
     peer, _ = nursery.ear.until(lambda _peer, message: isinstance(message, Hello))

@@ -1,4 +1,4 @@
-"""What becomes of a standby that was taken for a rank: it is the rank, or it ends, and the rank starts cold."""
+"""A standby that was chosen for a rank becomes the rank. Otherwise it ends, and the rank starts cold."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ R1 = JobRank(1)
 
 
 class PythonHost(Host):
-    """Ranks that a standby can run, on a node that may have trouble."""
+    """Host of ranks that a standby can run, on a node that may have trouble."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ Order = Callable[[PythonHost], tuple[Node, int | None]]
 
 @pytest.fixture
 def order(run_dir: Path, ear: Ear, launcher: Launcher) -> Iterator[Order]:
-    """Start rank 1 while a standby waits. Returns the node, and how the standby ended; None: it was not dropped."""
+    """Yield a function that orders rank 1 while a standby waits. It returns the node and a dropped standby's status."""
     files, deaths = RankFiles(run_dir, "job"), DeathWatch()
     pool, processes = StandbyPool(ear.server, 1, lambda: -1), RankProcesses(files)
     starts = Starts(files, deaths, pool, processes, EvidenceCollector())
@@ -86,7 +86,7 @@ def order(run_dir: Path, ear: Ear, launcher: Launcher) -> Iterator[Order]:
 
 
 def test_a_standby_that_becomes_a_rank_is_the_pools_no_more(run_dir: Path, ear: Ear, launcher: Launcher) -> None:
-    """The pool does not hear when it is reaped: its number is free for another standby."""
+    """The pool does not notice that the rank is reaped: its number is free for another standby."""
     files, deaths, host = RankFiles(run_dir, "job"), DeathWatch(), PythonHost()
     pool, processes = StandbyPool(ear.server, 1, lambda: -1), RankProcesses(files)
     starts = Starts(files, deaths, pool, processes, EvidenceCollector())
@@ -114,7 +114,7 @@ def test_a_standby_becomes_the_rank(host: PythonHost, order: Order) -> None:
 
 
 def test_a_rank_whose_order_cannot_be_sent_starts_cold(host: PythonHost, order: Order) -> None:
-    host.more = {f"V{number}": "x" * 131_000 for number in range(70)}  # more than a message may have
+    host.more = {f"V{number}": "x" * 131_000 for number in range(70)}  # more than a message can hold
     node, end = order(host)
     assert (host.calls, node.slots[R1].status.warm, end) == (["spawn 1 1 1"], False, 0)
 

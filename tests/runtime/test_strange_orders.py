@@ -1,4 +1,4 @@
-"""Well-typed orders that make no sense, from whoever has a manager's place: each is refused, and the agent lives on."""
+"""Well-typed but senseless orders, from any peer in a manager's place: each is refused, and the agent lives on."""
 
 import logging
 
@@ -64,7 +64,7 @@ def test_an_agent_refuses_what_cannot_be(
     fields: dict[str, object],
     reason: str,
 ) -> None:
-    """Also where it would be given that place itself; then it does what can be."""
+    """Also if the order gives that place to the agent itself. It then obeys the next valid order."""
     manager.until(lambda status: stages(status) == [Stage.STARTING] * 2)
     own = tuple(msgspec.structs.replace(one, agent_id=agent._node.agent_id) for one in fields.get("places", ()))  # type: ignore[attr-defined]
     order = directive(**{**fields, **({"places": own} if own else {})})
@@ -80,7 +80,7 @@ def test_an_agent_refuses_what_cannot_be(
 
 @pytest.mark.parametrize("number", [NUMBERS, 1 << 40])
 def test_no_order_has_a_number_that_a_black_box_cannot_hold(number: int) -> None:
-    """The core in C has them in 32 bits, and the next one is counted on from it."""
+    """The core in C stores them in 32 bits, and the next one is counted from it."""
     orders = [
         directive(generation=number),
         directive(ranks=(RankOrder(rank=JobRank(0), incarnation=number),)),
@@ -92,7 +92,7 @@ def test_no_order_has_a_number_that_a_black_box_cannot_hold(number: int) -> None
 
 
 def test_a_rank_that_nobody_wants_by_now_is_not_started() -> None:
-    """It was ordered, has waited for a standby, and the world has become another."""
+    """It was ordered and has waited for a standby; meanwhile the world has changed."""
     given = {"WORLD_SIZE": "4"}
     with pytest.raises(RecoveryError, match="found no rank 3 in the world of 1 ranks"):
         Shape.of(directive(ranks=(newcomer(0),), node_count=2), JobRank(3), 2, given, joins=False)
@@ -102,7 +102,7 @@ def test_a_check_by_an_impossible_clock_can_be_reported(
     agent: NodeAgent,
     manager: ScriptedManager,
 ) -> None:
-    """How far its clock is from the manager's is part of what is found."""
+    """The difference of its clock from the manager's is part of the results."""
     manager.until(lambda status: stages(status) == [Stage.STARTING] * 2)
     assert manager._peer is not None
     order = CheckOrder(job_id="default", number=1, own=True, trials=(), timeout_s=0.0, clock_s=-LONGEST_S)
@@ -114,11 +114,11 @@ def test_a_check_by_an_impossible_clock_can_be_reported(
 
 
 def test_more_modules_than_a_message_holds_are_not_imported(launcher: Launcher, ear: Ear) -> None:
-    """A template is told of all at once: a node's own names and the manager's may be too many for that."""
+    """A template receives all names at once: a node's own and the manager's may be too many together."""
     pool = StandbyPool(ear.server, 1, lambda: 1)
     template = start(launcher, "member.py", ear.server.path, "template", 1)
     pool.hello(*greeting(ear))
-    for part in range(3):  # to a template that lives, and to the next one
+    for part in range(3):  # for a living template, and for the next one
         pool.import_modules(tuple(f"part{part}.{number:05}{'x' * 200}" for number in range(500)))
     pool.import_modules(tuple(f"many.{number:05}{'x' * 200}" for number in range(5000)))
     assert 100_000 < sum(map(len, pool._modules)) <= MAX_MODULES_BYTES
@@ -136,7 +136,7 @@ def greeting(ear: Ear) -> tuple[Peer, Hello]:
 
 
 def test_nobody_leads_a_job_step_by_step_to_where_no_agent_follows() -> None:
-    """Each report is a little ahead of the last; what is ordered next still fits an order."""
+    """Each report is a little ahead of the last. The next order still fits into a message."""
     generation = 0
     for _ in range(5000):
         ahead = msgspec.structs.replace(STATUS, generation=generation + MOST_AHEAD)

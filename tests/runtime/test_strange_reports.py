@@ -1,4 +1,4 @@
-"""Well-typed reports that make no sense, from a peer that may speak: each costs itself, and the job is served on."""
+"""Well-typed but senseless reports, from a peer with the secret: each harms only its sender, and the job is served."""
 
 import json
 import logging
@@ -51,7 +51,7 @@ MESSAGES = [
 
 
 class Stubborn:
-    """A cluster that fails when it is asked."""
+    """Cluster that fails at a request."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -63,7 +63,7 @@ class Stubborn:
 
 
 class Frail(Manager):
-    """A manager with a bug that nobody knows yet."""
+    """Manager with an unknown bug."""
 
     def __init__(self, config: ManagerConfig) -> None:
         self.fails = threading.Event()
@@ -78,7 +78,7 @@ class Frail(Manager):
 
 @pytest.fixture
 def make(run_dir: Path) -> Iterator[Make]:
-    """Starts managers of a job with one node and two ranks."""
+    """Yield a function that starts managers of a job with one node and two ranks."""
     made: list[Manager] = []
 
     def start(cluster: Stubborn | None = None, **keys: object) -> Manager:
@@ -97,7 +97,7 @@ def linked(manager: Manager) -> AgentSocket:
 
 
 def journal(manager: Manager, event: str) -> list[dict[str, Any]]:
-    whole = manager._journal.path.read_text().rpartition("\n")[0]  # the last line may still be written
+    whole = manager._journal.path.read_text().rpartition("\n")[0]  # the last line may be incomplete
     entries = [json.loads(line) for line in whole.splitlines()]
     return [entry for entry in entries if entry["event"] == event]
 
@@ -109,7 +109,7 @@ def variants() -> Iterator[Value]:
 
 
 def test_no_field_of_any_report_ends_the_manager(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """From a node without a place: the job's own is served as before, and nothing of it changes."""
+    """They come from a node without a place. The job's own node is served as before, and nothing of it changes."""
     manager = make()
     with Agent(manager) as agent, linked(manager) as stranger:
         before = agent.obey(Order.RUN)
@@ -191,7 +191,7 @@ def test_what_a_manager_cannot_do_costs_nothing_else(make: Make, caplog: pytest.
 
 
 def test_a_manager_that_fails_begins_anew_and_serves_the_job_on(run_dir: Path) -> None:
-    """The agents tell it where the job stands."""
+    """The agents' reports restore its view of the job."""
     keys = {"job_id": "job", "node_nums": 1, "proc_per_node": 2, "port": 0, "run_dir": str(run_dir)}
     manager = Frail(ManagerConfig.from_mapping(keys, env={}))
     manager.start()
@@ -209,7 +209,7 @@ def test_a_manager_that_fails_begins_anew_and_serves_the_job_on(run_dir: Path) -
 
 
 def test_nobody_speaks_for_another(make: Make) -> None:
-    """With the job's secret, and all that the manager tells the agents of each other."""
+    """The forger has the job's secret, and all facts that the manager sends agents about each other."""
     manager = make()
     with Agent(manager) as agent, linked(manager) as forger:
         told = agent.obey(Order.RUN).places[0].agent_id
@@ -225,7 +225,7 @@ def test_nobody_speaks_for_another(make: Make) -> None:
 
 
 def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
-    """Under an agent's own name, for the place that another holds: dead ranks, other processes, strange evidence."""
+    """Its reports have its own name and another agent's place: dead ranks, other processes, strange evidence."""
     manager = make()
     with Agent(manager) as agent, Agent(manager, "another") as liar:
         agent.obey(Order.RUN)
@@ -246,7 +246,7 @@ def test_nobody_speaks_for_the_ranks_of_another(make: Make) -> None:
 
 
 def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
-    """A term of tomorrow is no far future. Those who train must know of it, before their manager goes."""
+    """A term of the next day is plausible. The training agents must know of it before their manager leaves."""
     manager = make()
     with Agent(manager) as agent, Agent(manager, "another") as liar:
         told = agent.obey(Order.RUN)
@@ -259,7 +259,7 @@ def test_nobody_ends_the_manager_with_news_of_a_newer_one(make: Make) -> None:
 
 
 def test_only_a_report_that_fits_leaves_the_job_to_torchrun(make: Make) -> None:
-    """That the agent has ended by an error is the last word of a node of the job."""
+    """Only a node of the job may announce that its agent has ended by an error."""
     manager = make()
     with Agent(manager) as agent, Agent(manager, "another") as liar:
         until(liar.link, lambda _: liar.link.connected)
@@ -281,12 +281,12 @@ def test_only_a_report_that_fits_leaves_the_job_to_torchrun(make: Make) -> None:
 
 
 def await_waiting(manager: Manager, link: AgentSocket, count: int) -> None:
-    """Until so many nodes have come that wait for a place."""
+    """Wait until this number of nodes waits for a place."""
     until(link, lambda _: len(journal(manager, "node waits")) >= count)
 
 
 def test_many_names_are_forgotten(make: Make) -> None:
-    """Nodes that come, say a word, and are never heard again."""
+    """Nodes that come, send one message, and stay silent."""
     manager = make(heartbeat_s=0.1, node_timeout_s=2.0)
     with Agent(manager) as agent, linked(manager) as crowd:
         agent.obey(Order.RUN)
@@ -318,7 +318,7 @@ def test_evidence_that_cannot_be_read_is_told_once(make: Make, caplog: pytest.Lo
 
 
 def test_a_manager_that_is_new_passes_over_what_it_cannot_place(make: Make) -> None:
-    """It has taken over a job, and an agent of that reports before it has reported: neither is at fault."""
+    """It has taken over a job. One of its agents sends evidence before its first report: neither is at fault."""
     manager = make()
     with Agent(manager) as agent:
         until(agent.link, lambda _: agent.link.connected)

@@ -1,4 +1,4 @@
-"""Who makes way while the kernel takes it down, and who does not."""
+"""Processes that make way while the kernel takes them down, and processes that do not."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def start(leak_mark: str) -> Iterator["type[Started]"]:
 
 
 class Started:
-    """A process that has said its first word. It is reaped when the test ends."""
+    """Process that has printed its first line. It is reaped when the test ends."""
 
     all: "list[subprocess.Popen[bytes]]" = []  # noqa: RUF012 - the fixture empties it
 

@@ -1,4 +1,4 @@
-"""Whether a process could still go on: what its threads have done between two looks, and what they wait for."""
+"""Signs that a process can still make progress: its threads' activity between two inspections, and their waits."""
 
 import time
 from collections.abc import Callable
@@ -18,7 +18,7 @@ DEADLOCK = "begin(second.acquire); first.acquire()"
 
 @pytest.fixture
 def still(launcher: Launcher, tmp_path: Path) -> Callable[[str], Stillness]:
-    """What two looks at a process that runs this program tell."""
+    """Return a function that runs a program and compares two inspections of its process."""
 
     def play(program: str) -> Stillness:
         ready = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -27,7 +27,7 @@ def still(launcher: Launcher, tmp_path: Path) -> Callable[[str], Stillness]:
         found: list[Stillness] = []
 
         def settled() -> bool:
-            """Python has come to where it stays: two answers in a row are the same but for numbers."""
+            """Return whether Python has come to rest: two successive answers differ in numbers only."""
             before = look(process.pid)
             time.sleep(WINDOW_S)
             known = compare(process.pid, before) if before is not None else None
@@ -83,7 +83,7 @@ def test_threads_of_taskd_do_not_count(still: Callable[[str], Stillness]) -> Non
 
 
 def test_threads_of_taskd_that_come_and_go_do_not_count(still: Callable[[str], Stillness]) -> None:
-    """They are as a rank has them; each begins the next one and ends."""
+    """They are the same as in a rank: each starts the next one and ends."""
     known = still("come(); first.acquire()")
     assert (known.ran, known.waits, known.main) == ((), (), "a lock")
 

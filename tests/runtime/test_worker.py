@@ -1,4 +1,4 @@
-"""The link of a rank's process to its agent, against a real server, with a breaker that only notes."""
+"""Link of a rank's process to its agent, against a real server, with a breaker that only records its calls."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ CLEAN = Condition.CLEAN
 
 
 class Notes:
-    """A breaker whose calls can be waited for."""
+    """Breaker whose calls a test can wait for."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -94,14 +94,14 @@ class Pair:
         return self.ear.until(lambda peer, _message: peer is self.peer)[1]
 
     def stage(self, stage: Stage, generation: int, step: int) -> WorkerReport:
-        """The next thing that the agent hears is this."""
+        """Require that the agent's next message is this report."""
         report = self.hear()
         assert isinstance(report, WorkerReport)
         assert (report.stage, report.generation, report.step) == (stage, generation, step)
         return report
 
     def close(self) -> None:
-        """The agent hangs up; it lives on, so this process does too."""
+        """Close the agent's end. The agent lives on, and so does this process."""
         self.ear.server.drop(self.peer)
         self.link._line.thread.join(LIMIT_S)
 
@@ -124,12 +124,12 @@ def make(ear: Ear) -> Iterator[Make]:
 
 
 def test_a_script_that_closes_all_descriptors_stays_linked(make: Make, tmp_path: Path) -> None:
-    """Its own files have our numbers then: nothing is written into them, and the agent is spoken to again."""
+    """Its own files then have the link's numbers. Nothing is written into them, and the link is restored."""
     pair = make()
     link = pair.link
     number = link._line._end.socket.fileno()
     with (tmp_path / "users").open("w+b") as file:
-        os.dup2(file.fileno(), number)  # closes ours
+        os.dup2(file.fileno(), number)  # closes the link's descriptor
         try:
             link.enter(4, CLEAN)
             pair.peer, hello = pair.ear.until(lambda peer, message: isinstance(message, Hello))
@@ -163,7 +163,7 @@ def test_a_survivor_pauses_joins_and_is_released(make: Make) -> None:
     pair.stage(Stage.TRAINING, 3, 6)
     link.committed(7)
     pair.stage(Stage.COMMITTED, 3, 7)
-    link.committed(8)  # only the first of a world is told
+    link.committed(8)  # only the first commit of a world is reported
     peer.send(Pause(generation=4, reason="rank 0 is dead"))
     pair.notes.until("break")
     assert link.interrupted
@@ -186,7 +186,7 @@ def test_a_survivor_pauses_joins_and_is_released(make: Make) -> None:
 
 
 def test_a_pause_at_the_end_of_the_step(make: Make) -> None:
-    """The main thread is told to ask at its next commit, and the collectives are left whole."""
+    """The main thread is to ask at its next commit, and the collectives stay intact."""
     pair = make()
     pair.link.enter(6, CLEAN)
     assert not pair.link.committed(7)
@@ -211,7 +211,7 @@ def test_a_newcomer_waits_for_its_world(make: Make) -> None:
 
 
 def test_a_pause_before_there_is_a_breaker(ear: Ear, make: Make) -> None:
-    """The first groups are not made yet: whoever attaches later is told to break."""
+    """No groups exist yet. A breaker that is attached later breaks at once."""
     pair = make()
     pair.link.enter(0, CLEAN)
     pair.stage(Stage.TRAINING, 3, 0)
@@ -238,7 +238,7 @@ def test_nobody_recovers_it(make: Make) -> None:
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("first", ["waits", "is deserted"])
 def test_an_agent_that_ends_keeps_nobody_waiting(make: Make, first: str) -> None:
-    """Its torchrun lives on. Whoever has finished leaves the function, whether it waits already or comes later."""
+    """Its torchrun lives on. A rank that has finished leaves the function, whether it waits already or comes later."""
     pair = make()
     pair.link.enter(5, CLEAN)
     pair.stage(Stage.TRAINING, 3, 5)
@@ -253,7 +253,7 @@ def test_an_agent_that_ends_keeps_nobody_waiting(make: Make, first: str) -> None
 
 
 def test_an_order_of_a_world_that_has_failed_is_forgotten(make: Make) -> None:
-    """A plan is out, and a newer pause crosses with it: the main thread must not join the older world."""
+    """A plan is sent, and a newer pause crosses it: the main thread must not join the older world."""
     pair = make()
     pair.link.enter(5, CLEAN)
     pair.stage(Stage.TRAINING, 3, 5)
@@ -297,7 +297,7 @@ def test_what_it_is_about(make: Make) -> None:
 
 
 def test_what_lock_it_waits_for(make: Make) -> None:
-    """Its main thread says so, and hears in its wait whether it is to leave."""
+    """Its main thread reports the lock, and during its wait it learns whether it is to leave."""
     pair = make()
     seen = LockSeen(path="/cache/ext/lock", owner="process 7 holds it", pid=7)
     for number, lock in enumerate((seen, None)):

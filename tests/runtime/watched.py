@@ -24,7 +24,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Rank:
-    """A process with a box, and the collector that watches it."""
+    """Process with a box, and the collector that watches it."""
 
     def __init__(self, launcher: Launcher, box: Box, body: str, before: str = "") -> None:
         command: list[str | Path] = ["python", PROGRAMS / "watched.py", box.path, before, body]
@@ -51,7 +51,7 @@ class Rank:
         return self.until(lambda known: known.process is not None and known.process.state is state)
 
     def end(self, status: int) -> Evidence:
-        """Evidence as an agent takes it: its process is a zombie then."""
+        """Return the evidence as an agent collects it: the process is a zombie then."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         return self.take(status)
 

@@ -25,13 +25,13 @@ _KILLS_AT_RANDOM = 5
 
 
 class Mutation(NamedTuple):
-    """A weaker self-check: of the scripts that need it, at least so many must end with one of the grades."""
+    """A weaker self-check. At least `least` of the scripts that need the check must end with one of the grades."""
 
     environment: Mapping[str, str]
     grades: tuple[Grade, ...]
     least: int
     scripts: frozenset[str] = frozenset()
-    """Those that it is about, if not those that need the self-check."""
+    """Scripts of the mutation, if not all that need the self-check."""
 
 
 _MENDED = frozenset(
@@ -57,7 +57,7 @@ _MENDED = frozenset(
         "split_momentum",
     )
 )
-"""Exact by mechanisms that are each about few shapes of scripts."""
+"""Scripts that are exact by mechanisms for few shapes of scripts each."""
 MUTATIONS = {
     "unchecked": Mutation({"TASKD_SELF_CHECK": "off"}, (SILENT,), 12),
     "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, (REFUSED,), 6),
@@ -66,7 +66,7 @@ MUTATIONS = {
 
 
 def main() -> int:
-    """0 if nothing was silent, nothing failed, and no verdict was wrong; of a mutation, if it showed enough."""
+    """Play scripts. Return 0 if none was silent or failed and no verdict was wrong, or if a mutation had its effect."""
     parser = argparse.ArgumentParser(prog="scripts/scripts.sh", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each script")
     parser.add_argument("--only", metavar="NAME", default="", help="this script, or those with NAME in their names")
@@ -123,7 +123,7 @@ def _described(script: Script) -> str:
 def each(
     stage: Stage, scripts: list[Script], seed: str, *, as_json: bool, mutation: Mutation | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Every script once. Of a mutation nothing is asked but what it must show."""
+    """Play every script once. A mutation only has to show its effect."""
     outcomes = [show(stage.play(script, seed, _KILLS), as_json=as_json) for script in scripts]
     counts = Counter(outcome.judgement.grade for outcome in outcomes)
     failed = [outcome.script.name for outcome in outcomes if outcome.judgement.grade is FAILED]
@@ -139,7 +139,7 @@ def each(
 def at_random(
     stage: Stage, scripts: list[Script], wanted: int, seed: str, *, as_json: bool
 ) -> tuple[int, dict[str, Any]]:
-    """Scripts at random, until so many kills were done."""
+    """Play random scripts until so many kills were done."""
     dice = random.Random(seed)
     kills, outcomes = 0, list[Outcome]()
     while kills < wanted:
@@ -163,7 +163,7 @@ def at_random(
 
 
 def show(outcome: Outcome, *, as_json: bool) -> Outcome:
-    """A line for a script."""
+    """Print a line for a script."""
     if as_json:
         print(json.dumps(outcome.line), flush=True)
     else:

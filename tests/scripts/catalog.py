@@ -1,4 +1,4 @@
-"""Which scripts there are, and what may become of each when its ranks are killed."""
+"""The scripts, and the results that each may have when its ranks are killed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,20 +20,20 @@ class Script:
     """One script, and its name in `programs`.
 
     Args:
-        name: the file's, without `.py`.
-        allowed: what may become of it.
-        why: why nothing better is allowed, or what is hard about it.
-        ranks: how many.
+        name: file name without `.py`.
+        allowed: results that it may have.
+        why: why nothing better is allowed, or the difficulty of the script.
+        ranks: number of ranks.
         restarts: torchrun's budget, enough for all kills of a run.
-        nodes: how many torchruns they are shared by, all on this machine.
-        options: of torchrun.
-        file: where it is, if not in `programs`.
+        nodes: number of torchruns that share the ranks, all on this machine.
+        options: options of torchrun.
+        file: its path, if not in `programs`.
         environment: variables that it gets.
-        launch: what starts it: torchrun, or "python" alone.
-        shape: number of the shape that it is an instance of, in the list of shapes that issue 36 is about; 0: none.
+        launch: its launcher: torchrun, or "python" alone.
+        shape: number of its shape in issue 36's list of shapes; 0: none.
         places: where its kills strike, one for each; none: two, drawn from the seed.
         memory_mib: limit of the container that it runs in; 0: none. Needs root.
-        needs_check: the self-check alone finds it. Without the self-check it ends otherwise than allowed.
+        needs_check: only the self-check finds it. Without the self-check it ends otherwise than allowed.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Script:
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """Path of its file."""
         return self.file or PROGRAMS / f"{self.name}.py"
 
 
@@ -244,6 +244,6 @@ SCRIPTS = (
 
 
 def chosen(name: str, scripts: Sequence[Script] = SCRIPTS) -> list[Script]:
-    """The scripts with this in their name; the one of just this name alone if there is one."""
+    """Return the scripts with this in their name; only the one of exactly this name if there is one."""
     exact = [script for script in scripts if script.name == name]
     return exact or [script for script in scripts if name in script.name]

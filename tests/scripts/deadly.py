@@ -1,10 +1,10 @@
-"""Named moments within a script's steps that are the last ones of a rank: `SCENE_KILLS`, as the programs of scenes ask.
+"""Named moments within a script's steps at which a rank dies, as SCENE_KILLS lists them for the programs of scenes.
 
 Rules:
 
-1. SCENE_KILLS is "rank:step:number:moment;…". Whichever process of the rank is the first that reaches that moment for
-   the n-th time in that step is struck, and no later one: a file `killed-…` says that it was.
-2. What strikes is a kill by the kernel, or what the program does at a mark before the moment's name, one of `!~^%`.
+1. SCENE_KILLS is "rank:step:number:moment;…". The first process of the rank that reaches that moment for the n-th time
+   in that step is struck, and no later one: a file `killed-…` records that.
+2. A process is killed by the kernel, or struck by the program if one of the marks `!~^%` precedes the moment's name.
 """
 
 import os
@@ -19,7 +19,7 @@ _reached: "Counter[tuple[int, str]]" = Counter()
 
 
 def struck(step: int, moment: str) -> str | None:
-    """This rank has reached a moment of the step: the mark of what strikes it, "" for none; None: nothing does."""
+    """Record a moment of this rank. Return the mark of its fault, "" without a mark, None without a fault."""
     _reached[step, moment] += 1
     here = [str(diary.RANK), str(step), str(_reached[step, moment])]
     for *where, deadly in _KILLS:
@@ -31,5 +31,5 @@ def struck(step: int, moment: str) -> str | None:
 
 
 def end() -> None:
-    """The kernel kills this process."""
+    """Let the kernel kill this process."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,12 +1,12 @@
-"""What a script of `tests.scripts` tells the harness: moments that it reaches, what each step saw, and what came out.
+"""Reports of a script of `tests.scripts` to the harness: its moments, the values of each step, and its results.
 
 Rules:
 
-1. All of it is files in SCRIPT_FOLDER, one of each kind for a rank, and a rank's processes write on where the last one
-   stopped: so what a dead process saw is known, and the n-th moment of a rank is the n-th whoever reaches it.
+1. All of it is in files in SCRIPT_FOLDER, one of each kind for a rank. A rank's processes write on where the last one
+   stopped. So a dead process's reports are kept, and the n-th moment of a rank is the n-th over all its processes.
 2. SCRIPT_KILLS names moments ("rank:number:microseconds,…") after which the kernel kills the process, at once or so
    much later, wherever it has come to by then. "rank:number:microseconds:name" counts the moments of that name alone.
-3. What a step saw is told under a key, and what is told last counts: a step may be done again.
+3. The values of a step are reported under a key. The last report counts: a step may be done again.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ _NAMED = {name for name, _ in _DEADLY}
 
 
 def moment(name: str, victim: int = 0) -> None:
-    """This rank has come so far. A kill without delay strikes the process `victim` instead, if there is one."""
+    """Record a moment of this rank. A kill without delay strikes the process `victim` instead, if there is one."""
     line = f"{os.getpid()} {name}".ljust(LINE - 1)[: LINE - 1] + "\n"
     file = os.open(FOLDER / f"moments-{RANK}", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(file, line.encode())
@@ -87,20 +87,20 @@ def _kill_after(delay_us: int) -> None:
 
 
 def saw(key, *values) -> None:
-    """What this rank saw at `key`, commonly a step: its loss, its samples."""
+    """Record this rank's values at `key`, commonly a step: its loss, its samples."""
     with (FOLDER / f"saw-{RANK}").open("a") as file:
         file.write(json.dumps([str(key), [_plain(value) for value in values]]) + "\n")
 
 
 def finish(*holders, **others) -> None:
-    """What came out: the digest of whatever has a `state_dict`, and anything else that must be right."""
+    """Write the results: the digest of each object with a `state_dict`, and any other values that must be right."""
     digests = [fingerprint(holder.state_dict()) for holder in holders]
     text = json.dumps({"digests": digests, **{name: _plain(value) for name, value in others.items()}})
     (FOLDER / f"result-{RANK}").write_text(text)
 
 
 def leave() -> None:
-    """The end of a script that has a process group.
+    """End a script that has a process group.
 
     Under stock torchrun at once: torch 2.13 aborts now and then while a thread of gloo still frees a tensor. NCCL's
     peers may still need this process then.
@@ -113,7 +113,7 @@ def leave() -> None:
 
 
 def fingerprint(value) -> str:
-    """SHA-256 of a tree of tensors and plain values; names with the prefixes that wrappers add are the same."""
+    """Return the SHA-256 of a tree of tensors and plain values. Prefixes of names that wrappers add do not count."""
     digest = hashlib.sha256()
     _feed(digest, value)
     return digest.hexdigest()[:16]

@@ -4,15 +4,15 @@ from enum import Enum
 
 
 class Grade(str, Enum):
-    """What became of a script with kills, beside the same script without."""
+    """Result of a script with kills, compared with the same script without."""
 
     IDENTICAL = "identical"
-    """In place, and all results equal those of the undisturbed run bit for bit."""
+    """The recovery was in place, and all results equal those of the undisturbed run bit for bit."""
     REFUSED = "refused"
-    """A warning named file and line before anything failed; then all started anew, or what was warned of differs."""
+    """A warning named file and line before anything failed. Then all started anew, or the named values differ."""
     RESTARTED = "restarted"
-    """All processes started anew, and the results are those that stock torchrun has."""
+    """All processes started anew, and the results are those of stock torchrun."""
     SILENT = "silent"
-    """Other results, and nothing was said."""
+    """The results differ without any warning."""
     FAILED = "failed"
-    """It hung, ended with another status than stock torchrun, or a healthy rank was replaced."""
+    """The script hung, ended with another status than stock torchrun, or a healthy rank was replaced."""

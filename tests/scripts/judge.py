@@ -1,16 +1,16 @@
-"""What became of a script: its run with kills, beside its undisturbed runs.
+"""Judges a script's run with kills by its undisturbed runs.
 
 Rules:
 
-1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, with nobody
-   replaced. What is said beforehand stands in the output before the first kill that finds a step under way: until then
-   no line of the training has run. Which work between two steps a kill has interrupted can be told only then, and
-   explains nothing but that this work is missing. A warning of what is lost with rank 0 explains nothing where another
-   rank was killed, and one of Python's or torch's own explains nothing at all.
-2. Equal means: every rank's results, and what each step of each rank saw when it was done last.
-3. All may start anew where nothing else is left: when the ranks of a world die before the newcomer has its state,
-   after the training function, or before the first step, when others are still in their set-up; and when a rank was
-   killed thrice in one step.
+1. The reference is the undisturbed run under stock torchrun. The undisturbed run under taskd must equal it, without a
+   replaced rank. Warnings beforehand are in the output before the first kill that finds a step under way: until then
+   no line of the training has run. The work between two steps that a kill has interrupted can only be reported after
+   it, and explains only the absence of this work. A warning of losses with rank 0 explains nothing if another rank was
+   killed. A warning by Python or torch itself explains nothing at all.
+2. Equal means: every rank's results, and the values of each rank's last pass of each step.
+3. All may start anew if nothing else is left. This is so when the ranks of a world die before the newcomer has its
+   state, after the training function, or before the first step, when others are still in their set-up. It is also so
+   when a rank was killed thrice in one step.
 """
 
 import re
@@ -23,17 +23,17 @@ from tests.scripts.grades import Grade
 from tests.scripts.play import Run
 
 _REPEATS = 3
-"""A rank that fails so often at one step, with the same cause, is not replaced alone once more."""
+"""Number of failures of a rank at one step, with the same cause, after which it is not replaced alone again."""
 
 _NO_WARNING = re.compile(r"File |:\d+: \w*Warning: |taskd keeps it with the state")
-"""A traceback, a warning that Python has printed, or what has become a part of the state."""
+"""Lines that are no warning: a traceback, a warning of Python, or a value that became part of the state."""
 _SELF_CHECK = re.compile(r"the self-check has changed the training|the training is not exact")
 _OF_RANK_0 = "running statistics are rank 0's own: if that is replaced"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """A grade and why."""
+    """A grade and its reason."""
 
     grade: Grade
     why: str
@@ -41,7 +41,7 @@ class Judgement:
 
 
 def difference(run: Run, reference: Run, *, missing: bool = True) -> str:
-    """The first thing that is not as in the reference, or ""; without `missing` only of what is there in both."""
+    """Return the first difference from the reference, or "". Without `missing`, compare only entries that both have."""
     for rank in reference.results:
         if rank not in run.results:
             return f"rank {rank} has no result"
@@ -56,14 +56,14 @@ def difference(run: Run, reference: Run, *, missing: bool = True) -> str:
 
 
 def warned(script: Script, run: Run) -> str:
-    """The line of the output before that kill that names a line of the script, or ""."""
+    """Return the line of the output before that kill that names a line of the script, or ""."""
     lost = any(rank == 0 for rank, _ in run.killed)
     lines = run.said_before.splitlines()
     return _naming(script, "\n".join(line for line in lines if lost or _OF_RANK_0 not in line))
 
 
 def told(script: Script, run: Run) -> str:
-    """The warning that names the line of what a kill has left out, or ""."""
+    """Return the warning that names the line of work that a kill has left out, or ""."""
     return _naming(
         script,
         run.output,
@@ -79,14 +79,14 @@ def _naming(script: Script, text: str, more: str = "") -> str:
 
 
 def refused_at_once(script: Script, stock: Run) -> str:
-    """The error of taskd's that ends the script at its own line, wherever it runs, or ""."""
+    """Return the error of taskd's that ends the script at its own line under any launcher, or ""."""
     at_line = re.search(rf"{re.escape(script.path.name)}\", line (\d+)", stock.output)
     error = re.search(r"taskd\.errors\.\w+: .*", stock.output)
     return f"{script.path.name}:{at_line.group(1)}: {error.group()}" if at_line and error else ""
 
 
 def judge_calm(calm: Run, reference: Run) -> Judgement | None:
-    """What is wrong with the undisturbed run under taskd, if anything is."""
+    """Return the defect of the undisturbed run under taskd, if there is one."""
     recoveries = [event for event in calm.named("recovered") if not by_self_check(event)]
     if calm.hung:
         return Judgement(FAILED, "hangs undisturbed under taskd")
@@ -104,7 +104,7 @@ def judge_calm(calm: Run, reference: Run) -> Judgement | None:
 
 
 def judge(script: Script, run: Run, reference: Run) -> Judgement:
-    """What became of the run with kills. A restart with other results is silent, until it is compared with stock's."""
+    """Judge the run with kills. A restart with other results is silent until it is compared with stock's."""
     replaced = healthy_replaced(run)
     if run.hung:
         return Judgement(FAILED, "hangs", replaced)
@@ -126,12 +126,12 @@ def judge(script: Script, run: Run, reference: Run) -> Judgement:
 
 
 def expected(script: Script, grade: Grade, run: Run | None) -> bool:
-    """Whether the script's own list allows this."""
+    """Return whether the script's own list allows this grade."""
     return grade in script.allowed or (grade is RESTARTED and run is not None and may_restart(run))
 
 
 def may_restart(run: Run) -> bool:
-    """Whether nothing else was left to do."""
+    """Return whether nothing else was left to do."""
     orders = [event.get("order", "restart" if event.get("restart") else "") for event in run.events]
     late = "release" in orders and "restart" in orders[orders.index("release") :]
     overlapping = len({rank for rank, _ in run.killed}) > 1 and len(run.named("recovered")) < len(run.killed)
@@ -144,19 +144,19 @@ def may_restart(run: Run) -> bool:
 
 
 def restarted(run: Run) -> bool:
-    """Whether all processes started anew."""
+    """Return whether all processes started anew."""
     return any(event.get("restart") for event in run.named("recovered")) or not run.named("recovered")
 
 
 def by_self_check(event: dict[str, Any]) -> bool:
-    """Whether all processes started anew because the job has found out by itself that it is not exact."""
+    """Return whether all processes started anew because the job has detected by itself that it is not exact."""
     return bool(event.get("restart")) and bool(_SELF_CHECK.search(str(event.get("reason")))) and not event.get("causes")
 
 
 def healthy_replaced(run: Run) -> int:
-    """How many processes were replaced in place that nobody had killed.
+    """Return the number of processes that were replaced in place and not killed by the test.
 
-    Where no process was kept, all have got new ones that went on from copies: nobody was left to give them their state.
+    If no process was kept, all got new ones that went on from copies: none was left to give them its state.
     """
     kills = Counter(rank for rank, _ in run.killed)
     replaced: Counter[int] = Counter()

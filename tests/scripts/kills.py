@@ -1,4 +1,4 @@
-"""Which moments of a script's ranks are their last: drawn from a seed, out of the moments of the undisturbed run.
+"""The moments at which a script's ranks die: drawn from a seed, out of the moments of the undisturbed run.
 
 Rules:
 
@@ -6,9 +6,9 @@ Rules:
 2. Kinds of moments are drawn first, then one of that kind: an epoch's end is as likely as a step's beginning.
 3. The first kill of a run is after the set-up. A later one is at times in the set-up of the first one's newcomer.
 4. Half of the kills strike at the moment itself, the others up to `_LATEST_US` later: wherever the process is then.
-5. A script may name the places where its kills strike: in an evaluation, in a save, behind an epoch's last step. Such a
-   kill counts the moments of that name alone, since a step that is done again shifts all other numbers, and strikes at
-   the moment itself.
+5. A script may name the places where its kills strike: in an evaluation, in a save, after an epoch's last step. Such a
+   kill strikes at the moment itself. It counts the moments of that name alone, since a repeated step shifts all other
+   numbers.
 """
 
 import random
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _IN_SETUP = 0.3
-"""So often a later kill strikes the newcomer as it sets itself up."""
+"""Probability that a later kill strikes the newcomer in its set-up."""
 _LATEST_US = 10_000
 _SETUP = "setup"
 
@@ -29,7 +29,7 @@ class Place:
     Args:
         moment: name of the moment.
         number: which moment of that name, from 1; 0: drawn from the seed.
-        rank: whose; None: drawn from the seed.
+        rank: its rank; None: drawn from the seed.
     """
 
     moment: str
@@ -45,7 +45,7 @@ class NoPlaceError(Exception):
 class Kill:
     """The process of `rank` that reaches its `number`-th moment is killed so many microseconds later.
 
-    With a `moment` only moments of that name are counted.
+    With a `moment`, only moments of that name are counted.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class Kill:
         return ":".join(map(str, (self.rank, self.number, self.delay_us, *filter(None, [self.moment]))))
 
     def reached(self, moments: Sequence[str]) -> str:
-        """Name of the moment that this kill has struck among those of its rank, "" if the rank never came there."""
+        """Return the name of the rank's moment that this kill has struck, "" if the rank never came there."""
         found = [name for name in moments if self.moment in ("", name)]
         return found[self.number - 1] if len(found) >= self.number else ""
 

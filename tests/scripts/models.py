@@ -1,4 +1,4 @@
-"""What the scripts train, and on what: small, so that a step takes a millisecond."""
+"""Models and data of the scripts. They are small, so that a step takes a millisecond."""
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ KINDS = 4
 
 
 class Rows(Dataset):
-    """Random rows with a kind each, always the same for a seed; the number of a row comes with it."""
+    """Random rows with a kind each, always the same for a seed. The number of a row comes with it."""
 
     def __init__(self, rows: int = ROWS, seed: int = 7) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -25,7 +25,7 @@ class Rows(Dataset):
 
 
 class Noisy(Rows):
-    """Rows with noise that is drawn as they are read, as augmentation does."""
+    """Rows with noise that is drawn when they are read, as in augmentation."""
 
     def __getitem__(self, index):
         number, row, kind = super().__getitem__(index)
@@ -33,12 +33,12 @@ class Noisy(Rows):
 
 
 def network(dropout: float = 0.2) -> nn.Sequential:
-    """From a row to a score for each kind."""
+    """Return a network from a row to a score for each kind."""
     return nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Dropout(dropout), nn.Linear(24, KINDS))
 
 
 def batch_of(step: int, share: int, shares: int, size: int = 4):
-    """The rows of one share of a step: a function of step and share."""
+    """Return the rows of one share of a step, as a function of step and share."""
     rows = Rows()
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(step))
     chosen = order[share * size : (share + 1) * size] % len(rows)

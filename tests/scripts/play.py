@@ -1,9 +1,9 @@
-"""One run of a script under torchrun: with taskd or without, with kills or without, and all that it leaves.
+"""One run of a script under torchrun, with taskd or without, with kills or without, and all of its results.
 
 Rules:
 
 1. A run is limited: one that goes on for `LIMIT_S` hangs. The stacks of its ranks are kept then.
-2. Nothing of a run outlives it. What is still there `ORPHAN_S` after torchrun's end is told.
+2. No process of a run outlives it. Processes that are left `ORPHAN_S` after torchrun's end are reported.
 """
 
 import json
@@ -35,7 +35,7 @@ NO_CHECKS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass
 class Run:
-    """What came of one run."""
+    """Result of one run."""
 
     folder: Path
     status: int | None = None
@@ -50,23 +50,23 @@ class Run:
 
     @property
     def hung(self) -> bool:
-        """Whether it did not end."""
+        """True if it did not end."""
         return self.status is None
 
     @property
     def output(self) -> str:
-        """All that torchrun and its ranks have written."""
+        """Output of torchrun and its ranks."""
         return "".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("output-*")))
 
     @property
     def said_before(self) -> str:
-        """What was written before the first kill that found a step under way; nothing if there was none."""
+        """Output before the first kill that found a step under way; "" if there was none."""
         sizes = [int(path.read_text()) for path in self.folder.glob("said-*")]
         whole = b"".join(path.read_bytes() for path in sorted(self.folder.glob("output-*")))
         return whole[: min(sizes, default=0)].decode(errors="replace")
 
     def named(self, event: str) -> list[dict[str, Any]]:
-        """The journal's events of that name."""
+        """Return the journal's events of that name."""
         return [entry for entry in self.events if entry["event"] == event]
 
 
@@ -79,11 +79,11 @@ def play(
     limit_s: float = LIMIT_S,
     checks: Mapping[str, str] = NO_CHECKS,
 ) -> Run:
-    """Run a script once, with its files in `folder`, for at most so long; with `checks` in taskd's environment."""
+    """Run a script once, with its files in `folder`, for at most so long, with `checks` in taskd's environment."""
     folder.mkdir(parents=True)
     mark = uuid.uuid4().hex
     launcher = Launcher(folder, mark)
-    run_dir = Path(tempfile.mkdtemp(prefix="taskd-"))  # for sockets its path must be short
+    run_dir = Path(tempfile.mkdtemp(prefix="taskd-"))  # short, for sockets
     env = _environment(folder, kills, run_dir if taskd else None)
     env |= dict(checks) if taskd else {}
     command = ["python", "-m", "torch.distributed.run", f"--nproc-per-node={script.ranks // script.nodes}"]
@@ -124,7 +124,7 @@ def play(
 
 @contextmanager
 def _container(script: Script, name: str) -> Iterator[list[str]]:
-    """What a command begins with that is to run in the script's container."""
+    """Yield the words before a command that is to run in the script's container."""
     if not script.memory_mib:
         yield []
         return
@@ -135,7 +135,7 @@ def _container(script: Script, name: str) -> Iterator[list[str]]:
 def _nodes(
     launcher: Launcher, script: Script, command: list[str], env: dict[str, str | None], *, manager: bool
 ) -> "list[subprocess.Popen[bytes]]":
-    """A torchrun for each node, and the manager."""
+    """Start a torchrun for each node, and the manager."""
     port, manager_port = free_port(), free_port()
     if manager:
         env |= {"TASKD_MANAGER": f"127.0.0.1:{manager_port}", "TASKD_SECRET": secrets.token_hex(16)}
@@ -153,7 +153,7 @@ def _nodes(
 
 
 def reread(folder: Path, ranks: int) -> Run:
-    """A former run that ended well if each rank has left its result."""
+    """Return a former run. It ended well if each rank has left its result."""
     run = Run(folder)
     _read(run, ranks)
     run.status = 0 if len(run.results) == ranks else 1

@@ -1,4 +1,4 @@
-"""Shapes of programs that issue 36 is about, as scripts: what is hard about each, and where its kills strike."""
+"""Shapes of programs that issue 36 is about, as scripts: the difficulty of each, and the places of its kills."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from tests.scripts.kills import Place
 
 _EXACT = (Grade.IDENTICAL,)
 _NAMED = Grade.IDENTICAL, Grade.REFUSED
-"""Today all start anew, after attempts in vain and without a word beforehand."""
+"""Grades of shapes whose ranks all start anew today, after attempts in vain and without a warning beforehand."""
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Shape:
     Args:
         number: number of the shape in the issue's list; 0: it was found later. A shape may have several scripts.
         name: name of the script.
-        why: what is hard about it.
+        why: the difficulty of the shape.
         places: where its kills strike.
-        needs_check: the self-check alone finds it. Without the self-check it ends otherwise than allowed.
-        allowed: what may become of it: anything but silence.
+        needs_check: only the self-check finds it. Without the self-check it ends otherwise than allowed.
+        allowed: results that it may have: anything but silence.
     """
 
     number: int

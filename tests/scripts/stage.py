@@ -1,4 +1,4 @@
-"""Plays scripts: each undisturbed under stock torchrun and under taskd, once, and then with kills as often as asked."""
+"""Plays scripts: each once undisturbed under stock torchrun and under taskd, then with kills as often as requested."""
 
 import hashlib
 import shutil
@@ -19,7 +19,7 @@ _STOCK_RUNS = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """A script as it went. `folder` has all that its runs left, if it did not go well."""
+    """A script and its result. `folder` has the files of all its runs, unless it went well."""
 
     script: Script
     judgement: Judgement
@@ -31,19 +31,19 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it was silent or has failed."""
+        """True if it was silent or has failed."""
         return self.judgement.grade in (SILENT, FAILED)
 
     @property
     def disagrees(self) -> bool:
-        """Whether the self-check's verdict is not what the kills have shown."""
+        """True if the kills contradict the self-check's verdict."""
         if self.verdict is Verdict.INEXACT:
             return self.judgement.grade is IDENTICAL
         return self.verdict is Verdict.PROVEN and self.is_wrong
 
     @property
     def line(self) -> dict[str, Any]:
-        """For JSON."""
+        """Line of JSON."""
         return {
             "script": self.script.name,
             "grade": self.judgement.grade.value,
@@ -80,7 +80,7 @@ class Stage:
     def play(self, script: Script, seed: str, kills: int, *, anywhere: bool = False) -> Outcome:
         """Play a script with its own kills, or so many, after its undisturbed runs if these are not known.
 
-        `anywhere` says that it is so many, even if the script has its own.
+        With `anywhere` it is so many, even if the script has its own.
         """
         begun_s = time.monotonic()
         self._plays += 1
@@ -116,7 +116,7 @@ class Stage:
         return Judgement(FAILED, why, judgement.healthy_replaced)
 
     def _of(self, script: Script) -> tuple[Run, Judgement | None]:
-        """The undisturbed run under stock torchrun, and what is wrong with that under taskd."""
+        """Return the undisturbed run under stock torchrun, and the defect of that under taskd."""
         if script.name not in self._undisturbed:
             reference = self._stock(script)
             if reference.status != 0 or len(reference.results) != script.ranks:
@@ -134,7 +134,7 @@ class Stage:
         return self._undisturbed[script.name]
 
     def _stock(self, script: Script) -> Run:
-        """What stock torchrun makes of it: from the folder of those that are known, if the script is still the same."""
+        """Return the run under stock torchrun, from the folder of known ones if the script is unchanged."""
         if self._known is None:
             return self._play_stock(script)
         sources = [script.path, PROGRAMS.with_name("models.py"), PROGRAMS.with_name("diary.py")]
@@ -149,11 +149,11 @@ class Stage:
         return reread(folder, script.ranks)
 
     def _play_stock(self, script: Script) -> Run:
-        """Stock torch hangs now and then where groups are made anew: gloo finds old addresses in the store."""
+        """Play under stock torchrun, again if it hangs: gloo finds old addresses in the store of groups made anew."""
         folder = self._root / f"{script.name}-stock"
         runs = (play(script, folder / str(number), taskd=False) for number in range(_STOCK_RUNS))
         return next((run for run in runs if not run.hung), Run(folder / "0"))
 
 
 class StockError(Exception):
-    """A script does not run under stock torchrun: it is no script to judge taskd by."""
+    """A script does not run under stock torchrun, so it cannot serve to judge taskd."""

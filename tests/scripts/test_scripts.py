@@ -1,4 +1,4 @@
-"""Some of the scripts with kills, as `scripts/scripts.sh` plays all of them, and what is judged of a run."""
+"""Some of the scripts with kills, as `scripts/scripts.sh` plays all of them, and the judgement of a run."""
 
 import os
 import signal
@@ -88,7 +88,7 @@ finally:
 
 
 def test_each_shape_of_the_issue_has_a_script() -> None:
-    """32 is a second fit of Lightning's."""
+    """Shape 32 is a second fit of Lightning's."""
     assert {script.shape for script in SCRIPTS} >= {*range(1, 34)} - {32}
     assert len(SCRIPTS) >= 85
 

@@ -1,6 +1,6 @@
-"""Scripts that were written from public programs without a look at what taskd checks: `scripts/scripts.sh --unseen`.
+"""Scripts that were written from public programs without regard to taskd's checks: `scripts/scripts.sh --unseen`.
 
-No detector was made for them: what becomes of them shows how much taskd finds in scripts that it does not know.
+No detector was made for them. Their results show how much taskd finds in scripts that it does not know.
 """
 
 from pathlib import Path

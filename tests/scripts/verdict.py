@@ -7,13 +7,13 @@ from tests.scripts.play import Run
 
 
 class Verdict(str, Enum):
-    """Whether a job can go on exactly after a fault."""
+    """Verdict on whether a job can go on exactly after a fault."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
     INEXACT = "not exact"
     NONE = ""
-    """There is no self-check, or it had no verdict yet."""
+    """No verdict: there is no self-check, or it had none yet."""
 
 
 _FOUND = (
@@ -24,10 +24,10 @@ _FOUND = (
 
 
 def verdict_of(run: Run) -> Verdict:
-    """Return the verdict in a run's output. A refusal counts as one, in a job that does not check itself too."""
+    """Return the verdict in a run's output. A refusal counts as one, even in a job without a self-check."""
     return verdict_in(run.said_before if run.killed else run.output)
 
 
 def verdict_in(text: str) -> Verdict:
-    """Return the verdict in what a job has written."""
+    """Return the verdict in a job's output."""
     return next((verdict for verdict, pattern in _FOUND if pattern.search(text)), Verdict.NONE)

@@ -1,4 +1,4 @@
-"""A mutation of a script's processes: of the self-check only the walks and the trial of the state are left."""
+"""A mutation of a script's processes: only the walks and the trial of the state are left of the self-check."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from taskd.adaptors.training.proof import alike, parameters, reading, self_check
 
 
 def leave_walks_alone() -> None:
-    """Take the other proofs out of this process."""
+    """Remove the other proofs from this process."""
 
     def nothing(*_: Any, **__: Any) -> None:
         pass

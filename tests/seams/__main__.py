@@ -15,7 +15,7 @@ from tests.seams.play import Diagnosis, judge, play
 
 
 def main() -> int:
-    """0 if every job trained to its end with the weights of plain torchrun, and with the one warning that it has to."""
+    """Play the torches. Return 0 if every job ended with plain torchrun's weights and the one required warning."""
     parser = argparse.ArgumentParser(prog="scripts/seams.sh", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a line of JSON for each torch")
     parser.add_argument("--only", metavar="WORD", default="", help="those with WORD in their description")

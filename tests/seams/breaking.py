@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A break changes torch's sources everywhere consistently, so that such a torch works by itself: what has another name
-   has it wherever torch uses it. Plain torchrun trains with it as before.
-2. Compiled names are renamed when torch is imported, before anybody has seen them.
-3. The installed torch stays as it is: another one is a farm of links in an environment of its own, and what is changed
+1. A break changes all of torch's sources consistently, so that such a torch works by itself: a renamed object has its
+   new name wherever torch uses it. Plain torchrun trains with it as before.
+2. Compiled names are renamed when torch is imported, before any module has read them.
+3. The installed torch stays as it is. Another one is a farm of links in an environment of its own, and a changed file
    there takes the place of a link.
 """
 
@@ -29,30 +29,31 @@ LATER: Final = "_of_later"
 PUBLIC: Final = frozenset(
     ("DistributedDataParallel", "DataLoader", "Module", "GradScaler", "ProcessGroup", "Reducer", "FakeProcessGroup")
 )
-"""Not renamed: without the first ones no script of today would run under plain torchrun either, and of the compiled
-classes each name that taskd uses is renamed."""
+"""Public names that are not renamed. Without the first ones, no script of today would run under plain torchrun.
+Of the compiled classes, each name that taskd uses is renamed.
+"""
 _COMMON: Final = frozenset(("close", "fetch", "wait", "release"))
-"""Not renamed: names of far too much. Such a method with other parameters is played."""
+"""Names of too many objects, which are not renamed. Such a method with other parameters is played."""
 _COMPILED: Final = "torch._C"
 _ELASTIC: Final = "torch.distributed.elastic"
 _DATA: Final = "torch.utils.data"
 _TORCHRUN: Final = ("torch/distributed/elastic", "torch/distributed/launcher", "torch/distributed/run.py")
 _FIRST: Final = "torch/distributed/__init__.py"
-"""Read before anything uses the compiled names of process groups."""
+"""File that is read before anything uses the compiled names of process groups."""
 _USER: Final = "torch/distributed/distributed_c10d.py"
-"""Which uses those that are public."""
+"""File that uses the public ones."""
 _OF_STORES: Final = frozenset(("set_timeout",))
 """Public names that it uses of stores alone."""
 _NEAR: Final = frozenset(("run", "sync", "_close"))
 """Methods that are called in their own file alone, under a name that others have too."""
 _PARAMETER_KINDS: Final = frozenset(("_P", "P"))
-"""ParamSpecs, whose `args` are nobody's attribute."""
+"""ParamSpecs, whose `args` are not an attribute of torch's."""
 Places = list[tuple[int, int]]
 """Line and byte column of each identifier."""
 
 
 class Way(Enum):
-    """How a place differs."""
+    """Kind of a difference."""
 
     RENAMED = "renamed"
     PARAMETERS = "other parameters"
@@ -60,21 +61,21 @@ class Way(Enum):
 
 @dataclass(frozen=True)
 class Break:
-    """One difference: `name` is what is renamed, or the parameter that is; "" for one parameter more."""
+    """One difference. `name` is the renamed object or parameter; "" for an additional parameter."""
 
     part: Part
     seam: Seam
     way: Way
     name: str
     has_other_way: bool = False
-    """Torch has another way of the same thing, which taskd knows too."""
+    """True if torch has another way of the same thing, which taskd knows, too."""
 
     def __str__(self) -> str:
         what = f" {self.name}" if self.name else ""
         return f"{self.part.name}: {self.seam.module}:{self.seam.attribute} {self.way.value}{what}"
 
     def changes(self) -> dict[str, str]:
-        """Sources of torch, by their path in the package's parent, that are otherwise, and how."""
+        """Return the changed sources of torch, by their path in the package's parent."""
         if self.seam.fit is Fit.EXPORTS:
             return {}
         if self.way is Way.RENAMED:
@@ -82,14 +83,14 @@ class Break:
         return _with_parameter(self.seam) if not self.name else _with_renamed_parameter(self.seam, self.name)
 
     def symbols(self) -> dict[str, tuple[str, str]]:
-        """Libraries of torch, by their path in the package's parent, of which a symbol has another name, and which."""
+        """Return old and new name of a symbol in torch's libraries, by their path in the package's parent."""
         if self.seam.fit is not Fit.EXPORTS:
             return {}
         return {f"torch/lib/{self.seam.module}": (self.name, self.name + LATER)}
 
 
 def breaks() -> Iterator[Break]:
-    """Every place of the table that the installed torch can be changed in."""
+    """Yield every place of the table that can be changed in the installed torch."""
     for part in PARTS:
         for line in part.table:
             for seam in line.find().seams if isinstance(line, Choice) else (line,):
@@ -121,7 +122,7 @@ def _of_seam(part: Part, seam: Seam) -> Iterator[Break]:
         yield Break(part, seam, Way.PARAMETERS, given[-1])
 
 
-# Where an identifier stands.
+# Places of identifiers.
 
 
 def _renamed(seam: Seam, name: str) -> dict[str, str]:
@@ -142,7 +143,7 @@ def _renamed_everywhere(name: str, files: Collection[str]) -> dict[str, str]:
 
 
 def _is_imported_from(module: str, name: str) -> bool:
-    """Whether others take it from there, though it is defined elsewhere."""
+    """Return whether other modules import it from there, though it is defined elsewhere."""
     imports = (node for file in _files(name, _scope(module, name)) for node in ast.walk(ast.parse(_text(file))))
     return any(
         isinstance(node, ast.ImportFrom) and node.module == module and any(one.name == name for one in node.names)
@@ -167,7 +168,7 @@ def _renamed_in_library(seam: Seam, name: str) -> dict[str, str]:
 
 
 def _scope(module: str, name: str) -> tuple[str, ...]:
-    """Where a name means this: in torchrun's part of torch if it is that's, else in all of torch if it is private."""
+    """Return the folders in which a name means this: torchrun's part of torch, or all of torch if it is private."""
     if module.startswith(_ELASTIC):
         return _TORCHRUN
     if module.startswith(_DATA):
@@ -176,7 +177,7 @@ def _scope(module: str, name: str) -> tuple[str, ...]:
 
 
 def _names(tree: ast.AST, name: str) -> Places:
-    """Where it is a variable, a function, a class, or is imported under this name."""
+    """Return the places where it is a variable, a function, a class, or is imported under this name."""
     found: Places = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == name:
@@ -191,9 +192,9 @@ def _names(tree: ast.AST, name: str) -> Places:
 
 
 def _members(tree: ast.AST, name: str, kinds: Collection[str] = ()) -> Places:
-    """Where it is an attribute, declared by a class, spelt as text, or given to the constructor of one of `kinds`.
+    """Return the places where it is an attribute, a class's declaration, a text, or an argument of a constructor.
 
-    Those are the classes that declare it; with none it is no field, and methods are found by their names.
+    `kinds` are the classes that declare it. Without any it is no field, and methods are found by their names.
     """
     found: Places = []
     for node in ast.walk(tree):
@@ -239,7 +240,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _with_parameter(seam: Seam) -> dict[str, str]:
-    """One parameter more, which nobody needs to give."""
+    """Return the source with an additional parameter, which has a default."""
     own, function = _function(seam)
     lines = _text(own).splitlines(keepends=True)
     if isinstance(function, ast.ClassDef):  # without a constructor of its own
@@ -281,7 +282,7 @@ def _in_function(function: ast.FunctionDef | ast.ClassDef, name: str) -> Places:
 
 
 def _function(seam: Seam) -> tuple[str, ast.FunctionDef | ast.ClassDef]:
-    """The file and the function of a seam, its constructor if it is a class; the class if that is not written out."""
+    """Return the file and the function of a seam: a class's constructor, or the class if that is not written out."""
     found: Any = reduce(getattr, seam.attribute.split("."), import_module(seam.module))
     if isinstance(found, type):
         made = getattr(found, "__init__")  # noqa: B009 - of the class, whatever that is
@@ -301,7 +302,7 @@ def _function(seam: Seam) -> tuple[str, ast.FunctionDef | ast.ClassDef]:
 
 @cache
 def parent() -> Path:
-    """The directory in which the installed torch lies."""
+    """Return the directory in which the installed torch lies."""
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
@@ -320,7 +321,7 @@ def _path(module: str) -> str:
 
 @cache
 def _files(word: str, under: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of torch's sources in which a word stands."""
+    """Return the sources of torch that contain a word."""
     found = subprocess.run(
         ["grep", "-rlwF", "--include=*.py", word, *under], cwd=parent(), capture_output=True, text=True, check=False
     )
@@ -336,7 +337,7 @@ def _replace(file: str, name: str, find: Callable[[ast.AST], Places]) -> str:
 
 
 def _renamed_alias(file: str, name: str) -> str:
-    """With another name for what this file alone imports."""
+    """Return the source with another name for an import of this file alone."""
     tree = ast.parse(_text(file))
     imported = [one for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for one in node.names]
     imports = {(one.lineno, one.col_offset) for one in imported}

@@ -1,4 +1,4 @@
-"""An environment with another torch: links to all that is installed, and changed files in the places of some."""
+"""An environment with another torch: links to all installed packages, and changed files in place of some."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from tests.seams.breaking import Break, parent
 
 
 class Farm:
-    """One environment in `folder`. Its torch is changed in place, and put back by the next change."""
+    """One environment in `folder`. Its torch is changed in place, and restored by the next change."""
 
     def __init__(self, folder: Path) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
@@ -33,7 +33,7 @@ class Farm:
         self._changed = []
 
     def be(self, broken: Break) -> None:
-        """Be the installed torch but for this."""
+        """Be the installed torch with this difference."""
         self.be_installed()
         for file, text in broken.changes().items():
             self._own(file).write_text(text)

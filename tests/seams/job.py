@@ -20,7 +20,7 @@ STEPS_PER_EPOCH, EPOCHS = 6, 2
 
 
 def main() -> None:
-    """Train, and tell."""
+    """Train, and print the digest."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(3)

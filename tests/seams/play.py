@@ -1,4 +1,4 @@
-"""Trains in a broken torch, with taskd on, and says whether that went as it has to."""
+"""Trains in a broken torch, with taskd on, and judges the result."""
 
 import json
 import re
@@ -21,23 +21,23 @@ from tests.seams.farm import Farm
 
 JOB = Path(__file__).with_name("job.py")
 LIMIT_S = 250.0
-"""On a crowded machine a job took over 60 s, and `doctor` over 110 s."""
+"""Limit of a job, in seconds. On a crowded machine a job took over 60 s, and `doctor` over 110 s."""
 ELSEWHERE = (IN_CHECKPOINT, IN_BUILDS)
-"""This job writes no checkpoint and builds no extension."""
+"""Parts of the table without a use in this job, which writes no checkpoint and builds no extension."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one job ended."""
+    """End of one job."""
 
     status: int
     digest: str
     lines: list[str]
-    """What was printed beside the digest."""
+    """Output besides the digest."""
 
 
 def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Outcome:
-    """One job of two ranks in the farm's torch, to its end or to the limit."""
+    """Run one job of two ranks in the farm's torch, to its end or to the limit."""
     mark = uuid.uuid4().hex
     usual = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TASKD_STANDBY": "0", "PYTHONPATH": "", MARK: mark}
     command = [str(farm.python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -49,7 +49,7 @@ def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Out
         )
         with suppress(subprocess.TimeoutExpired):
             process.wait(LIMIT_S)
-        with redirect_stdout(StringIO()):  # what it prints is what is returned
+        with redirect_stdout(StringIO()):  # its output is the return value
             launcher.end_all()
         output = launcher.output(process)
     digests = re.findall(r"^digest (\w+)$", output, re.MULTILINE)
@@ -58,7 +58,7 @@ def play(farm: Farm, *arguments: str, on: bool = True, restarts: int = 0) -> Out
 
 
 class Doctor:
-    """`taskd doctor`, asked at once about the farm's torch."""
+    """`taskd doctor`, started at once for the farm's torch."""
 
     def __init__(self, farm: Farm) -> None:
         self._process = subprocess.Popen(
@@ -69,7 +69,7 @@ class Doctor:
         )
 
     def says(self) -> list[str]:
-        """What it finds wrong with this torch, each as a job would say it."""
+        """Return its findings on this torch, each in a job's words."""
         report = json.loads(self._process.communicate(timeout=LIMIT_S)[0])
         wrong = [one for one in report["findings"] if one["subject"] == "fits torch" and one["remedy"]]
         assert report["healthy"] == (not wrong), report
@@ -77,17 +77,17 @@ class Doctor:
 
 
 def sentences(outcome: Outcome) -> list[str]:
-    """What a job has said, without the place in torch that a logger puts before."""
+    """Return the sentences of a job, without the place in torch that a logger puts before them."""
     return [line.partition("] ")[2] or line for line in outcome.lines]
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What became of the job in one broken torch; `why` is empty if all is as it has to be."""
+    """Result of the job in one broken torch. `why` is empty if it is as expected."""
 
     broken: Break
     told: bool
-    """Whether there was a warning."""
+    """True if there was a warning."""
     why: str
     seconds: float
 

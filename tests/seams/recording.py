@@ -1,4 +1,4 @@
-"""What the table of seams meets in each version of torch, as `scripts/record-seams.py` has found it in their wheels."""
+"""The objects of each torch at the table's seams, as `scripts/record-seams.py` has found them in torch's wheels."""
 
 import json
 from pathlib import Path
@@ -9,16 +9,16 @@ from taskd.adaptors.seams.seam import Fit, Look, Seam, TorchName, seams_of
 FILE = Path(__file__).with_name("recorded.json")
 _ABSENT = "it is not there"
 Record = dict[str, dict[str, list[str]] | str]
-"""`module:attribute` and what stands there, or why nothing does."""
+"""The object at `module:attribute`, or why there is none."""
 
 
 def all_seams() -> list[Seam]:
-    """Every seam of the table, those of every variant too."""
+    """Return every seam of the table, including those of every variant."""
     return [seam for part in PARTS for seam in seams_of(part.table)]
 
 
 def record(look: Look) -> Record:
-    """What the seams meet in one torch: all parameters, and of other names those that a seam asks for."""
+    """Record the objects of one torch at the seams: all parameters, and those other names that a seam requires."""
     asked: dict[tuple[str, str], dict[Fit, set[str]]] = {}
     for seam in all_seams():
         asked.setdefault((seam.module, seam.attribute), {}).setdefault(seam.fit, set()).update(seam.names)
@@ -38,13 +38,13 @@ def record(look: Look) -> Record:
 
 
 def read() -> dict[str, Record]:
-    """The records of all versions."""
+    """Return the records of all versions."""
     records: dict[str, Record] = json.loads(FILE.read_text())
     return records
 
 
 def write(records: dict[str, Record]) -> None:
-    """Keep these, oldest version first."""
+    """Write these records, oldest version first."""
     ordered = dict(sorted(records.items(), key=lambda one: [int(number) for number in one[0].split(".")]))
     FILE.write_text("{\n" + ",\n".join(f"{json.dumps(name)}: {_lines(one)}" for name, one in ordered.items()) + "\n}\n")
 
@@ -54,7 +54,7 @@ def _lines(recorded: Record) -> str:
 
 
 def look_into(recorded: Record) -> Look:
-    """Compare with a record as with an installed torch. Raises `KeyError` for a seam that was never recorded."""
+    """Return a lookup in a record, as in an installed torch. It raises `KeyError` for an unrecorded seam."""
 
     def look(module: str, attribute: str) -> TorchName | str:
         there = recorded[f"{module}:{attribute}"]

@@ -1,7 +1,7 @@
-"""The sources of a torch that is not installed: what stands in its modules, by its syntax alone.
+"""The sources of a torch that is not installed: the objects of its modules, by their syntax alone.
 
-Answers as `taskd.adaptors.seams.seam.installed` does. Compiled names come from torch's stubs, whose parameters are not
-to be trusted: they count as taking anything.
+It answers as `taskd.adaptors.seams.seam.installed` does. Compiled names come from torch's stubs. Their parameters are
+unreliable, so they count as accepting anything.
 """
 
 import ast
@@ -11,22 +11,22 @@ from typing import Any
 from taskd.adaptors.seams.seam import TorchName
 
 Read = Callable[[str], "str | None"]
-"""The text of a file of the package ("torch/nn/__init__.py"), None if there is none."""
+"""Text of a file of the package ("torch/nn/__init__.py"), None if there is none."""
 _COMPILED = "torch._C"
 _DEEPEST = 12
 Node = tuple[str, Any]
-"""A module, and what stands in it."""
+"""A module, and the object in it."""
 
 
 class Sources:
-    """Looks names up in the sources that `read` gives."""
+    """Finds names in the sources that `read` gives."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
         self._trees: dict[str, tuple[ast.Module | None, bool]] = {}
 
     def look(self, module: str, attribute: str) -> TorchName | str:
-        """What stands in a module under a dotted name, or why nothing does."""
+        """Return the object of a module under a dotted name, or why there is none."""
         tree, _ = self._tree(module)
         if tree is None:
             return f"no module {module}"
@@ -127,7 +127,7 @@ class Sources:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a body, and those that hang on a condition there."""
+    """Yield the statements of a body, including those under a condition."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With):
@@ -146,7 +146,7 @@ def _defined(statement: ast.stmt) -> Iterator[str]:
 
 
 def _fields(kind: ast.ClassDef) -> Iterator[str]:
-    """What a data class or a named tuple declares."""
+    """Yield the fields that a data class or a named tuple declares."""
     for statement in kind.body:
         declares = isinstance(statement, ast.AnnAssign) and "init=False" not in ast.unparse(statement)
         if declares:

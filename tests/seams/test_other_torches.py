@@ -1,4 +1,4 @@
-"""Jobs in torches that differ in one place: they train as under plain torchrun, and the doctor says what they do.
+"""Jobs in torches that differ in one place: they train as under plain torchrun, and the doctor finds the same as they.
 
 `scripts/seams.sh` plays all places of the table; these are one of each kind.
 """
@@ -24,13 +24,13 @@ COMPILED = "worker: torch._C._distributed_c10d:ProcessGroup renamed _set_group_d
 
 @pytest.fixture(scope="module")
 def farm(tmp_path_factory: pytest.TempPathFactory) -> Farm:
-    """An environment with another torch."""
+    """Return an environment with another torch."""
     return Farm(tmp_path_factory.mktemp("farm") / "torch")
 
 
 @pytest.fixture(scope="module")
 def plain(farm: Farm) -> Outcome:
-    """The job under plain torchrun."""
+    """Run the job under plain torchrun."""
     farm.be_installed()
     outcome = play(farm, on=False)
     assert (outcome.status, outcome.lines) == (0, [])
@@ -38,7 +38,7 @@ def plain(farm: Farm) -> Outcome:
 
 
 def find(description: str) -> Break:
-    """The break of that description."""
+    """Return the break with this description."""
     return next(broken for broken in breaks() if str(broken) == description)
 
 
@@ -65,7 +65,7 @@ def test_a_rank_without_seams_is_restarted_with_all_others(farm: Farm, plain: Ou
 
 
 def test_the_breaks_cover_the_table() -> None:
-    """Each line of the table that can be changed in the installed torch is."""
+    """There is a break for each line of the table that can be changed in the installed torch."""
     broken = {(one.seam.module, one.seam.attribute, one.way) for one in breaks()}
     assert {one.part for one in breaks()} >= {IN_LAUNCHER, IN_WORKER}
     assert ("torch.distributed.rendezvous", "_create_c10d_store", Way.RENAMED) in broken

@@ -1,4 +1,4 @@
-"""The table of seams against the installed torch, against what was recorded of others, and against our own sources."""
+"""The table of seams against the installed torch, against the records of others, and against our own sources."""
 
 import ast
 import re
@@ -96,14 +96,14 @@ def test_every_private_name_of_torch_that_is_used_stands_in_the_table() -> None:
 
 
 def _last_private(dotted: str) -> set[str]:
-    """The last part that is private, and what follows it."""
+    """Return the last private part of the name, and all parts after it."""
     parts = dotted.split(".")
     private = [index for index, part in enumerate(parts) if part.startswith("_")]
     return set(parts[private[-1] :])
 
 
 def _private_names(tree: ast.Module) -> Iterator[str]:
-    """What a module imports of torch, or looks up in what it has imported, by a name that begins with "_"."""
+    """Yield names with a leading "_" that a module imports of torch, or reads from an import of it."""
     known: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -120,7 +120,7 @@ def _private_names(tree: ast.Module) -> Iterator[str]:
             if first in known and re.fullmatch(r"[\w.]+", rest):
                 used.add(f"{known[first]}.{rest}")
     for dotted in used:
-        name = dotted.removeprefix("torch._C._distributed_c10d.")  # whose public names torch.distributed gives out
+        name = dotted.removeprefix("torch._C._distributed_c10d.")  # torch.distributed exports its public names
         if any(part.startswith("_") and not part.startswith("__") for part in name.split(".")):
             yield dotted
 

@@ -1,9 +1,9 @@
 """Kill ranks while they copy their states: `python -m tests.sharded.copying --kills 200 --json`.
 
 Two nodes with a rank each, FSDP2 over both, a copy in every step. Each kill strikes the owner of a copy, its buddy or
-both at once, at a passage inside the copying: as a copy is begun, between its tensors and its seal, on the network,
-while all ranks agree. Afterwards the job must have the weights and the optimizer of one that nobody has killed, and
-no recovery may have started all processes anew.
+both at once, at a passage inside the copying. Passages are the begin of a copy, between its tensors and its seal, on
+the network, and while all ranks agree. Afterwards the job must have the weights and the optimizer of an undisturbed
+one, and no recovery may have started all processes anew.
 """
 
 import json
@@ -19,13 +19,13 @@ from tests.sharded.killing import main
 
 PROGRAM = Path(__file__).with_name("programs") / "copying.py"
 EVERY = 8
-"""Steps between two kills, at least."""
+"""Smallest number of steps between two kills."""
 PASSAGES = 60
-"""Of those in the copying a kill strikes one of the first so many: a copy has about twenty."""
+"""Number of passages of the copying from which a kill chooses. A copy has about twenty."""
 
 
 def kills(count: int, seed: int) -> list[dict[str, Any]]:
-    """Which ranks, from which step on, at which passage."""
+    """Draw the kills: the ranks, the step from which each is due, and the passage."""
     chance = Random(seed)
     victims = ([0], [1], [0, 1])
     return [
@@ -35,7 +35,7 @@ def kills(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def script(chosen: list[dict[str, Any]], steps: int, mutation: str = "", nodes: int = 2) -> Script:
-    """The job, with these kills, and a mutation of `programs.mutations` if one is named."""
+    """Return the job with these kills, and with a mutation of `programs.mutations` if one is named."""
     environment = (
         ("COPYING_KILLS", json.dumps(chosen)),
         ("COPYING_STEPS", str(steps)),

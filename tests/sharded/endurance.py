@@ -1,10 +1,9 @@
 """One HSDP job that loses a rank a hundred times: `python -m tests.sharded.endurance --kills 100 --json`.
 
-Four ranks, 2 × 2. Rank 0 lives through all of it and counts what it holds: descriptors, threads, memory, groups that
-torch knows, works in torch's registry, files in shared memory. The others die at random moments of random steps. At the
-end the job must have the weights and the optimizer of one that nobody has killed, and have seen its losses (what a
-rank that died in a step had not put down yet is not missed); every recovery must have been in place; and nothing that
-was counted may have grown.
+Four ranks, 2 × 2. Rank 0 survives all kills and counts its resources: descriptors, threads, memory, torch's groups,
+works in torch's registry, files in shared memory. The others die at random moments of random steps. At the end the job
+must have the weights, the optimizer and the losses of an undisturbed one, except for records that a dying rank had not
+written yet. Every recovery must have been in place, and no count may have grown.
 """
 
 import json
@@ -20,7 +19,7 @@ from tests.sharded.killing import main
 from tests.sharded.scenes import Kill, Scene
 
 EVERY = 6
-"""Steps from one kill to the next."""
+"""Number of steps from one kill to the next."""
 MOMENTS = (
     ("step", 1),
     ("into backward", 2),
@@ -31,11 +30,11 @@ MOMENTS = (
     ("between optimizer and commit", 1),
     ("committed", 1),
 )
-"""With how often each comes in a step, at least."""
+"""Moments, each with its smallest number in a step."""
 
 
 def kills(count: int, seed: int) -> tuple[Kill, ...]:
-    """Of ranks 1 to 3, one after the other."""
+    """Draw kills of ranks 1 to 3, one after the other."""
     chance = Random(seed)
     found = []
     for number in range(count):
@@ -81,7 +80,7 @@ def judge(count: int, seed: int, folder: Path, limit_s: float) -> dict[str, Any]
 
 
 def good(found: dict[str, Any], count: int) -> bool:
-    """Whether all of it is as it should be."""
+    """Return whether all results are as required."""
     bad = ("restarted", "redone", "wrong", "losses", "not_flat")
     return found["kills"] == count and found["processes_of_rank_0"] == 1 and not any(found[name] for name in bad)
 

@@ -13,7 +13,7 @@ Found = dict[str, Any]
 
 
 def main(name: str, about: str, kills: int, judge: Callable[..., Found], good: Callable[[Found, int], bool]) -> int:
-    """Play and judge; 0 if all is as it should be. `kills` is how many, unless the command line says so."""
+    """Play and judge. Return 0 if all is as required. `kills` is the default of the command line's number."""
     parser = argparse.ArgumentParser(prog=f"python -m tests.sharded.{name}", description=about)
     parser.add_argument("--kills", type=int, default=kills)
     parser.add_argument("--seed", type=int, default=0)

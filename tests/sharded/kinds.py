@@ -1,4 +1,4 @@
-"""Kinds of parallel training and of process group, each a function; what it returns is digested on each rank."""
+"""Kinds of parallel training and of process group, each a function. Each rank digests its result."""
 
 from collections.abc import Callable
 
@@ -6,6 +6,6 @@ KINDS: dict[str, Callable[[], object]] = {}
 
 
 def kind(function: Callable[[], object]) -> Callable[[], object]:
-    """Run it under its name."""
+    """Register it under its name."""
     KINDS[function.__name__] = function
     return function

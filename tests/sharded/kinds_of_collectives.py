@@ -20,7 +20,7 @@ def numbers(count: int = 4) -> torch.Tensor:
 
 
 def tried(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """What it gives, or what torch says to it."""
+    """Return its result, or the text of torch's error."""
     try:
         return function(*args, **options)
     except Exception as error:  # noqa: BLE001 - the words are compared
@@ -175,7 +175,7 @@ def subgroups() -> object:
 
 @kind
 def bound_to_a_device() -> object:
-    """torch binds the default group to no CPU: what it says, and what goes on afterwards."""
+    """Check torch's refusal to bind the default group to a CPU, and that later calls work."""
     dist.barrier()
     dist.destroy_process_group()
     said = [tried(dist.init_process_group, "gloo", device_id=torch.device(device)) for device in ("cpu", "cuda:0")]

@@ -1,4 +1,4 @@
-"""FSDP1, in each of its strategies that gloo can do, and what trainers do with it."""
+"""FSDP1, in each of its strategies that gloo supports, as trainers use it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Kinds of process group and of device mesh, and what is done over them."""
+"""Kinds of process group and of device mesh, and operations over them."""
 
 import tempfile
 from typing import Any

@@ -21,14 +21,14 @@ STEPS = 3
 
 
 def net(width: int = 16) -> nn.Sequential:
-    """The same on every rank."""
+    """Return a network that is the same on every rank."""
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)) for _ in range(4)]
     return nn.Sequential(nn.Embedding(32, width), *layers, nn.LayerNorm(width), nn.Linear(width, 32))
 
 
 def batch(step: int, width: int = 0, group: "dist.ProcessGroup | None" = None) -> "tuple[torch.Tensor, torch.Tensor]":
-    """One of each replica."""
+    """Return one batch of each replica."""
     draw = torch.Generator().manual_seed(100 * step + (dist.get_rank(group) if group is not None else 0))
     shape = (8, 16)
     if width:
@@ -41,7 +41,7 @@ def loss_of(output: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, group: "dist.ProcessGroup | None") -> "list[object]":
-    """Some steps with clipping; what the parameters, gradients and losses are."""
+    """Train some steps with clipping. Return parameters, gradients and losses."""
     losses = []
     for step in range(STEPS):
         rows, kinds = batch(step, group=group)

@@ -1,12 +1,12 @@
-"""Jobs of sharded models that are killed at inconvenient moments, and what is judged of them.
+"""Jobs of sharded models that are killed at inconvenient moments, and the judgement of them.
 
 Rules:
 
-1. A kill is a rank, a step, and the number of a named moment within that step. Whichever process of the rank reaches it
-   first is killed by the kernel, and no later one.
+1. A kill is a rank, a step, and the number of a named moment within that step. The first process of the rank that
+   reaches it is killed by the kernel, and no later one.
 2. The reference is the same program under stock torchrun, without kills. Equal means: every rank's parts of weights and
    optimizer state, its buffers, and the loss of every step.
-3. The killed ranks alone have new processes; every other process has the objects that it began with (the program asks).
+3. Only killed ranks have new processes. Every other process has its first objects, which the program checks.
 """
 
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ RANKS = 4
 FROM_COPIES = ("fsdp", "zero")
 """Kinds whose parts are on one rank alone."""
 AS_LEFT = 10
-"""Steps done again where taskd chooses how often it copies: steps are of some milliseconds here."""
+"""Steps that are done again if taskd chooses how often it copies. Steps take some milliseconds here."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Kill:
     moment: str
     number: int = 1
     raises: bool = False
-    """It is not killed, but raises an error of a connection."""
+    """True if it is not killed, but raises an error of a connection."""
     forgets: bool = False
-    """The copies of its local rank are gone with it, as with a node."""
+    """True if the copies of its local rank are lost with it, as with a node."""
     flips: bool = False
-    """A bit flips in each copy of its own state on its node."""
+    """True if a bit flips in each copy of its own state on its node."""
     corrupts: bool = False
-    """It is not killed: a bit flips in a parameter of its own."""
+    """True if it is not killed, but a bit flips in a parameter of its own."""
 
     def __str__(self) -> str:
         how = "!" * self.raises + "~" * self.forgets + "^" * self.flips + "%" * self.corrupts
@@ -55,26 +55,26 @@ class Scene:
     kind: str
     kills: tuple[Kill, ...]
     mutation: str = ""
-    """Of `programs.mutations`."""
+    """Name of a mutation in `programs.mutations`."""
     nodes: int = 1
     seed: int = 1
-    """Of the training state; 0: none, the random numbers are the script's own."""
+    """Seed of the training state; 0: none, the random numbers are the script's own."""
     backup_every: int = -1
-    """As the training state has it; -1: not given."""
+    """Argument of the training state; -1: not given."""
     saves: int = 0
-    """A checkpoint after so many steps."""
+    """Number of steps after which a checkpoint is written."""
     verify_every: int = 0
-    """As the training state has it; 0: not given. A rank that is odd is replaced."""
+    """Argument of the training state; 0: not given. A rank that is odd is replaced."""
     steps: int = 20
     step_s: float = 0.0
-    """By which a step is longer, as if a device worked."""
+    """Time by which a step is longer, in seconds, as if a device worked."""
     redone: int | None = None
     """Steps that may be done again, if not as many as from one copy to the next."""
     found: bool = True
-    """The scene must not go well with it; else it must all the same."""
+    """True if the scene must fail with the mutation; False if it must succeed in spite of it."""
 
     def script(self, *, kills: bool) -> Script:
-        """What is played: with its kills, or undisturbed."""
+        """Return the script to play: with its kills, or undisturbed."""
         chosen = ";".join(map(str, self.kills)) if kills else ""
         return Script(
             "scene",
@@ -236,7 +236,7 @@ CORRUPTED = Scene(
     step_s=0.03,
     redone=29,
 )
-"""The next two copies come at steps 20 and 30: until then those of step 10 are there to go back to."""
+"""The next two copies come at steps 20 and 30. Until then the ranks can go back to those of step 10."""
 CORRUPTED_SHARD = replace(
     CORRUPTED, name="the same with HSDP, of two replicas: which is right is not known", kind="hsdp"
 )
@@ -262,7 +262,7 @@ SPLIT = (
 FLIPPED = Scene("a bit flips in what a donor sends", "ddp", (Kill(1, 3, "step"),), "flip_a_bit", found=False)
 NAN = Scene("a donor gives what is not finite", "ddp", (Kill(1, 3, "step"),), "donate_nan", found=False)
 REFUSED = (FLIPPED, NAN)
-"""What a donor gives is found to be wrong, and another gives its own."""
+"""Scenes in which a donor's state is found to be wrong, and another donor gives its own."""
 MUTATED = (
     Scene("mutation: the first step is trusted", "ddp", (Kill(1, 3, "step"),), "trust_the_first_step"),
     replace(CORRUPTED, name="mutation: nothing is compared", mutation="compare_nothing"),
@@ -279,18 +279,18 @@ MUTATED = (
     ),
     Scene("mutation: no handle in meshes", "tp", (Kill(2, 3, "into backward"),), "no_handle_in_meshes"),
 )
-"""Each must be found."""
+"""Scenes with mutations, each of which must be detected."""
 
 
 class Stage:
-    """Plays scenes; the undisturbed run of each kind once."""
+    """Plays scenes, and the undisturbed run of each kind once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._undisturbed: dict[str, Run] = {}
 
     def play(self, scene: Scene, folder: Path) -> tuple[dict[str, Any], str]:
-        """Its line of JSON, and what people are shown of it."""
+        """Play a scene. Return its line of JSON, and a text for people."""
         reference = self._reference(scene)
         run = play(scene.script(kills=True), folder / "run", taskd=True)
         done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
@@ -332,13 +332,13 @@ class Stage:
         return wrong
 
     def _unnoticed(self, scene: Scene, run: Run) -> list[str]:
-        """What befell a state and was not found."""
+        """Return the damage to a state that was not detected."""
         refused = {one.mutation for one in REFUSED}
         if (scene.mutation in refused or any(kill.flips for kill in scene.kills)) and not run.named("attempt failed"):
             return ["what a donor gave was not found to be wrong"]
         named = [set(told["culprits"]) for told in run.named("diagnosis") if told["kind"] == "CORRUPTED"]
         odd = {kill.rank for kill in scene.kills if kill.corrupts}
-        alone = scene.kind != "ddp"  # of two replicas nobody can say who is right
+        alone = scene.kind != "ddp"  # with two replicas, the correct one is unknown
         return [f"{named} were named, expected {odd}"] if odd and named != [set() if alone else odd] else []
 
     def _reference(self, scene: Scene) -> Run:

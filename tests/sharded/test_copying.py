@@ -1,4 +1,4 @@
-"""Ranks that are killed while they copy their states: nothing is lost. Without the ranks' agreement something is."""
+"""Ranks that are killed while they copy their states: nothing is lost. Without the ranks' agreement, state is lost."""
 
 from pathlib import Path
 
@@ -14,6 +14,6 @@ def test_whoever_dies_in_a_copy_nothing_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_without_an_agreement_something_is_lost(tmp_path: Path) -> None:
-    """The ranks then have copies of other steps than one another, and no step is left that all can go back to."""
+    """The ranks then have copies of different steps, and no step is left to which all can go back."""
     found = judge(24, seed=3, folder=tmp_path, limit_s=140, mutation="no_agreement", nodes=1)
     assert found["lost"], found

@@ -1,5 +1,7 @@
-"""Jobs of four ranks in which a bit of a parameter flips in one rank's memory. Nothing is copied, so what has come of
-it in the others' weights stays; `tests.sharded.scenes` has the jobs that go back to copies, and end as if nothing was.
+"""Jobs of four ranks in which a bit of a parameter flips in one rank's memory.
+
+There are no copies, so the effects on the others' weights stay. `tests.sharded.scenes` has jobs that go back to copies,
+and end as if undisturbed.
 """
 
 from dataclasses import replace
@@ -27,7 +29,7 @@ def found(run: Run) -> list[dict[str, Any]]:
 
 
 def states(run: Run) -> list[Any]:
-    """What each rank ends with."""
+    """Return each rank's final state."""
     return [run.results[rank]["tensors"] for rank in range(4)]
 
 
@@ -44,7 +46,7 @@ def test_the_odd_rank_is_replaced_and_all_replicas_are_equal_again(tmp_path: Pat
 @pytest.mark.thorough
 @pytest.mark.slow
 def test_unless_the_job_wants_it_the_odd_rank_is_only_named(tmp_path: Path) -> None:
-    """In the log and the journal, once; it goes on, and stays odd."""
+    """The log and the journal name it once. It goes on, and stays odd."""
     run = played(tmp_path, TASKD_CORRUPTION_RECOVERY="off")
     assert [told["culprits"] for told in found(run)] == [[ODD]]
     assert run.named("recovered") == []

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO under taskd: bit for bit as under stock torchrun. A killed rank has all start anew, as is said."""
+"""DeepSpeed's ZeRO under taskd: bit for bit as under stock torchrun. A kill has all start anew, with a warning."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ pytestmark = [
 
 
 def run(launcher: Launcher, folder: Path, *arguments: str, taskd: bool) -> tuple[list[str], str]:
-    """What each rank has left, and what was said."""
+    """Return each rank's result, and the output."""
     folder.mkdir()
     start = ["taskd", "run"] if taskd else ["torch.distributed.run"]
     stage, *ways = arguments

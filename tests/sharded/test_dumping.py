@@ -1,9 +1,9 @@
-"""Sharded jobs that end with a dump, and what others load of it: whole tensors are compared, bit for bit.
+"""Sharded jobs that end with a dump, and the tensors that others load of it, compared as a whole and bit for bit.
 
 Rules:
 
-1. Ranks are killed so that each replica set has a rank left; where none could be, all ranks raise an error instead.
-2. What is compared was gathered by the job itself, with torch alone, before it was killed.
+1. Ranks are killed so that each replica set has a rank left. If this is impossible, all ranks raise an error instead.
+2. The job itself gathered the compared tensors, with torch alone, before it was killed.
 3. A job that has loaded trains on.
 """
 
@@ -30,7 +30,7 @@ class Jobs:
         self._played = 0
 
     def play(self, shape: str, do: str, ranks: int = RANKS, killed: str = "") -> tuple[int, str]:
-        """Exit status and output."""
+        """Play a job. Return exit status and output."""
         self._played += 1
         environment = {
             "DUMPING_SHAPE": shape,
@@ -53,14 +53,14 @@ class Jobs:
         return self._folder / f"{do}.pt"
 
     def dump(self, shape: str, killed: str = "") -> Path:
-        """Have a job of that shape dump; the checkpoint."""
+        """Let a job of that shape dump. Return the checkpoint."""
         status, told = self.play(shape, "train", killed=killed)
         assert status == 1, told
         assert "a checkpoint of step 4 was written" in told
         return self._folder / "shelf" / "step-4"
 
     def same(self, do: str, shape: str, ranks: int) -> None:
-        """Load it into a job of that shape: all is there, and is the same."""
+        """Load it into a job of that shape. Check that all tensors are there, and are the same."""
         status, told = self.play(shape, do, ranks)
         assert status == 0, told
         wanted, found = torch.load(self.tensors("train")), torch.load(self.tensors(do))
@@ -74,7 +74,7 @@ def jobs(launcher: Launcher, run_dir: Path) -> Jobs:
 
 
 Case = tuple[str, str, str, int]
-"""The shape that is dumped, the ranks that are killed then, the shape that loads, and its ranks."""
+"""Shape that is dumped, ranks that are killed then, shape that loads, and its number of ranks."""
 CASES: list[Case] = [
     ("hsdp", "0,3", "fsdp2", 4),
     ("hsdp", "3", "hsdp", 4),

@@ -1,7 +1,8 @@
 """A mesh over nodes, each a whole replica: one is lost for good, the others go on, and then a node comes back.
 
-With three nodes one of those that are left has two shares and the other one; without the first node all have other
-numbers in the world than in their meshes."""
+With three nodes, one of those that are left has two shares, and the other one. Without the first node, all ranks have
+other numbers in the world than in their meshes.
+"""
 
 import json
 import os
@@ -53,7 +54,7 @@ class Job:
         self.torchruns = [self.boot(number) for number in range(nodes)]
 
     def boot(self, number: int) -> "subprocess.Popen[bytes]":
-        """torchrun of a node."""
+        """Start the torchrun of a node."""
         where = [
             f"--nnodes={self.nodes}",
             f"--node-rank={number}",
@@ -64,7 +65,7 @@ class Job:
         return self._launcher.start(command, env=self._env)
 
     def lose(self, number: int) -> None:
-        """The node is gone: torchrun, and its ranks with it."""
+        """Kill a node: torchrun, and its ranks with it."""
         pids = {int(rank): pid for entry in self.events("processes") for rank, pid in entry["pids"].items()}
         self.torchruns[number].kill()
         for rank in range(number * PER_NODE, (number + 1) * PER_NODE):
@@ -76,7 +77,7 @@ class Job:
         return [entry for entry in map(json.loads, lines) if entry["event"] == name]
 
     def told(self) -> list[tuple[int, int, int, int, int]]:
-        """Rank, step, share, number of shares, and ranks of the world."""
+        """Return rank, step, share, number of shares, and ranks of the world, for each report."""
         lines = [
             (rank, line)
             for rank in range(self.ranks)
@@ -86,18 +87,18 @@ class Job:
         return [(rank, *json.loads(line)) for rank, line in lines if line.endswith("]")]
 
     def steps(self, ranks: int) -> set[int]:
-        """The steps that were done in a world of so many."""
+        """Return the steps that were done in a world with so many ranks."""
         return {one[1] for one in self.told() if one[4] == ranks}
 
     def wait(self, reached: Callable[[], object], what: str) -> None:
         end_s = time.monotonic() + LIMIT_S
         while not reached():
             assert time.monotonic() < end_s, f"no {what} within {LIMIT_S:g} s"
-            time.sleep(0.1)  # between two looks at files
+            time.sleep(0.1)  # between two polls of files
 
 
 Case = tuple[str, int, int]
-"""The shape, how many nodes there are, and which one is lost."""
+"""Shape, number of nodes, and the lost node."""
 CASES: list[Case] = [("hsdp", 3, 0), ("hsdp", 2, 1), ("tp", 3, 0), ("tp", 2, 1), ("pp", 3, 0), ("pp", 2, 1)]
 
 
@@ -123,14 +124,14 @@ def test_a_row_goes_and_comes_back(launcher: Launcher, run_dir: Path, case: Case
 
 
 def whole(job: Job, count: int) -> None:
-    """In each step all shares were worked at, each by as many ranks as have a part of the model."""
+    """Check that in each step all shares were worked at, each by as many ranks as have a part of the model."""
     told = job.told()
     assert {one[3] for one in told} == {count}
     wanted = sorted(list(range(count)) * (job.ranks // count))
     by_step: dict[int, dict[int, list[int]]] = {}
     for _, step, share, _, ranks in told:
         by_step.setdefault(step, {}).setdefault(ranks, []).append(share)
-    for step, worlds in by_step.items():  # an interrupted one was begun in one world, and done again in the next
+    for step, worlds in by_step.items():  # an interrupted step begins in one world, and is done again in the next
         repeated = step == CHECKED and sorted(2 * wanted) == sorted(worlds.get(job.ranks, ()))
         assert repeated or wanted in map(sorted, worlds.values()), f"step {step}: {worlds}"
     first = {rank: share for rank, step, share, _, ranks in told if step == 0 and ranks == job.ranks}
@@ -138,7 +139,7 @@ def whole(job: Job, count: int) -> None:
 
 
 def same(launcher: Launcher, job: Job, shape: str) -> None:
-    """The weights are those of a job of plain torchrun that was always whole, but for the order of sums."""
+    """Check that the weights are those of a whole job under plain torchrun, except for the order of sums."""
     folder = job.folder / "plain"
     folder.mkdir()
     found = torch.load(job.folder / "weights.pt")

@@ -1,4 +1,4 @@
-"""Replica sets that a script states: what its sharded tensors contradict ends the job, with both parts named."""
+"""Replica sets that a script states: a contradiction by its sharded tensors ends the job, with both parts named."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def run(launcher: Launcher, run_dir: Path, name: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_part_that_is_stated_to_be_anothers_ends_the_job(launcher: Launcher, run_dir: Path) -> None:
-    """Without the error the one rank would be taken for a replica of the other, and be given its part."""
+    """Without the error, the one rank would count as a replica of the other, and receive its part."""
     status, told = run(launcher, run_dir, "all")
     assert status != 0
     assert re.search(r"StatementError: TrainState\(replica_set='all'\) .* part 'dp=\d \w+' .* has 'dp=\d \w+'", told)

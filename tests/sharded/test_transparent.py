@@ -1,4 +1,4 @@
-"""Without a fault, every kind of parallel training does under taskd what it does under stock torchrun, bit for bit."""
+"""Without a fault, every kind of parallel training does the same under taskd and under stock torchrun, bit for bit."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,11 @@ ROOT = Path(__file__).parents[2]
 KINDS = Path(__file__).with_name("programs") / "kinds.py"
 LAUNCHERS = {"stock": ["python", "-m", "torch.distributed.run"], "taskd": ["python", "-m", "taskd", "run"]}
 NOT_ON_A_CPU = {"context_parallel", "split", "fsdp1_offloaded"}
-"""torch refuses them there, in the same words under both."""
+"""Kinds that torch refuses there, with the same text under both."""
 
 
 def results(launcher: Launcher, folder: Path, which: str, *kinds: str) -> dict[str, list[str]]:
-    """What each rank has, by kind."""
+    """Return each rank's results, by kind."""
     where = folder / which
     where.mkdir()
     command = [*LAUNCHERS[which], "--standalone", "--nproc-per-node=4", str(KINDS), *kinds]

@@ -1,4 +1,4 @@
-"""What the tests of the shim start processes with, and how they wait for them."""
+"""Environments for the processes of the shim's tests, and ways to wait for them."""
 
 import os
 import select
@@ -16,19 +16,19 @@ CORE = library_path()
 
 
 def plain() -> dict[str, str | None]:
-    """Nothing of taskd in the environment but the way to its package."""
+    """Return changes that leave nothing of taskd in the environment but the path to its package."""
     ours: dict[str, str | None] = {name: None for name in os.environ if name.startswith("TASKD_")}
     return ours | {"LD_PRELOAD": None, "PYTHONPATH": str(REPOSITORY)}
 
 
 def armed(box: Path, gate: Path = GATE, **more: str) -> dict[str, str | None]:
-    """The environment of a worker with this box."""
+    """Return the environment of a worker with this box."""
     ours = {"LD_PRELOAD": str(gate), "TASKD_PROCESS_ENABLE": "on", "TASKD_BLACKBOX": str(box), "RANK": "3"}
     return plain() | ours | more
 
 
 def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> None:
-    """Look until `condition` holds; fail with `what` after the timeout."""
+    """Poll until `condition` holds. Fail with `what` after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
@@ -37,7 +37,7 @@ def until(condition: Callable[[], object], what: str, timeout_s: float = 20) -> 
 
 @contextmanager
 def end_of(pid: int):
-    """Gives a function that waits for the end of this process, whoever its parent is, and says whether it came."""
+    """Yield a function that waits for the end of this process, whoever its parent is, and returns whether it came."""
     handle = os.pidfd_open(pid)
     try:
         yield lambda timeout_s: bool(select.select([handle], [], [], timeout_s)[0])

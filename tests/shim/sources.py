@@ -1,4 +1,4 @@
-"""What the core is compiled from and how, as the build itself has it."""
+"""Sources and options with which the core is compiled, as in the build itself."""
 
 import importlib
 import sys

@@ -83,7 +83,7 @@ def test_commands_need_an_owner(box):
 @pytest.mark.parametrize("answer", [-(2**31), -(2**31) + 1, -5000])
 def test_an_answer_that_is_no_error_of_any_system(box, answer):
     with open(box.path, "r+b", buffering=0) as file:
-        os.pwrite(file.fileno(), struct.pack("=I", os.getpid()), 4 * LINE + 8)  # somebody has it
+        os.pwrite(file.fileno(), struct.pack("=I", os.getpid()), 4 * LINE + 8)  # another process holds it
         os.pwrite(
             file.fileno(), struct.pack("=Ii", 1, answer), 3 * LINE + 12
         )  # the first command's number, and its result

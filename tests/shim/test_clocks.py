@@ -1,4 +1,4 @@
-"""Four clocks tell apart what a process that makes no progress is doing."""
+"""Four clocks distinguish the activities of a process that makes no progress."""
 
 import time
 
@@ -20,7 +20,7 @@ STATES = {
 
 
 def state(box):
-    """As somebody who looks at the clocks alone would call it."""
+    """Return the state of the process, judged by the clocks alone."""
     now, clocks = time.monotonic_ns(), box.clocks()
     if now - clocks.native_ns > SECOND_NS:
         return "stopped"

@@ -1,4 +1,4 @@
-"""Collectives of gloo, NCCL and HCCL as the box shows them: what, where, which number, how much, from when to when."""
+"""Collectives of gloo, NCCL and HCCL as the box shows them: operation, group, number, size, start and end."""
 
 import time
 
@@ -13,7 +13,7 @@ THOUSAND_FLOATS = 4000
 
 
 class Store:
-    """A store that can be closed while somebody still holds it."""
+    """A store that can be closed while another object still holds it."""
 
     def __init__(self):
         self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -25,7 +25,7 @@ class Store:
 
 @pytest.fixture(scope="module", autouse=True)
 def first_store():
-    """The first store of a process opens a pipe that libuv keeps for good."""
+    """Open the pipe that libuv keeps for good with the first store of a process."""
     Store().close()
 
 
@@ -102,7 +102,7 @@ def run(body, libraries, box, launcher, env=None, preload=False):
 
 
 def build_nccl(launcher, folder):
-    """A fake NCCL, and a library that is linked to it as libtorch_cuda is: the latter's path."""
+    """Build a fake NCCL, and a library that is linked to it as libtorch_cuda is. Return the latter's path."""
     build(launcher, folder / "libnccl.so.2", "-DNCCL", "-Wl,-soname,libnccl.so.2")
     linked = [f"-Wl,-rpath,{folder}", folder / "libnccl.so.2"]
     build(launcher, folder / "libcaller.so", "-DCALLER", *linked)
@@ -146,7 +146,7 @@ def test_nccl_is_noted_and_gets_what_it_was_given(preload, nccl, make_box, launc
 
 
 def test_two_nccls_keep_to_their_own_code(launcher, tmp_path, box):
-    """One linked into its user, as some builds of torch have it."""
+    """Each is linked into its user, as in some builds of torch."""
     callers = []
     for mark in (1000, 2000):
         folder = tmp_path / str(mark)

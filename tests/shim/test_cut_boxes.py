@@ -10,7 +10,7 @@ from tests.shim.armed import PROGRAMS, armed, plain, until
 
 LENGTHS = [0, 1, 4096, 60_000]
 WAYS = 10
-"""Of reading a box; of one that is empty each is told that it was cut."""
+"""Number of ways to read a box. Each reports that an empty box was cut."""
 WORKER = ("python", PROGRAMS / "cut_worker.py")
 
 

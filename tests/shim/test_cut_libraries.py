@@ -1,4 +1,4 @@
-"""Libraries that are damaged: cut short by a full disk or a broken copy, or with headers that lie."""
+"""Damaged libraries: cut short by a full disk or a broken copy, or with false headers."""
 
 import json
 import os
@@ -51,7 +51,7 @@ DAMAGES: dict[str, Damage] = {
 
 @pytest.fixture
 def install(tmp_path: Path) -> Callable[[Path, Damage], dict[str, str | None]]:
-    """Puts a taskd with one damaged library somewhere; the environment that finds it."""
+    """Return a function that makes a taskd with one damaged library, and returns the environment to use it."""
 
     def put(library: Path, damage: Damage) -> dict[str, str | None]:
         folder = tmp_path / "taskd"
@@ -109,7 +109,7 @@ def test_a_worker_whose_core_is_cut_after_its_agent_has_loaded_it(
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_program_that_preloads_the_gate_goes_on(damage, install, rank, launcher: Launcher, tmp_path: Path) -> None:
-    """The loader would die of a core that was cut. The gate looks first, and does without it."""
+    """The loader would crash with a core that was cut. The gate checks it first, and goes on without it."""
     env = install(CORE, DAMAGES[damage])
     gate = tmp_path / "taskd" / LIBS / GATE.name
     command = ["python", "-S", "-c", "print('goes on')"]

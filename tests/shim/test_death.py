@@ -1,4 +1,4 @@
-"""What a dying process leaves in its box, and that it dies just as it would have without."""
+"""A dying process's records in its box. The process dies as it would without a box."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def library(tmp_path_factory) -> Path:
 
 
 def script(body, box, library):
-    """Without a box, what stock Python does."""
+    """Return the command. Without a box, it behaves as in stock Python."""
     return ["python", PROGRAM, library, box.path if box is not None else "-", body]
 
 

@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def spoil(box: Path, kind: str, folder: Path) -> Path:
-    """A path that is no box for this process, in one of many ways."""
+    """Make a path that is not a box for this process, in one of many ways."""
     path = folder / "spoilt"
     match kind:
         case "absent":
@@ -183,7 +183,7 @@ def test_any_program_of_an_image_runs_under_it(way, launcher, tmp_path):
 
 
 def test_a_libc_without_dlsym_keeps_its_signals(launcher, tmp_path):
-    """As glibc before 2.34 in a program without libdl: the gate's names of libdl are others here, which nobody has."""
+    """As with glibc before 2.34 in a program without libdl: the gate's names of libdl are changed to absent ones."""
     gate, part = tmp_path / "libtaskd.so", tmp_path / "gate.o"
     flags = [*build_libs.FLAGS, *build_libs.GATE_FLAGS]
     compile_only = [flag for flag in flags if flag != "-shared" and not flag.startswith("-Wl,")]

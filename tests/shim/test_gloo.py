@@ -1,4 +1,4 @@
-"""Break and mend of real gloo groups: nobody hangs, nobody gets a wrong value, a new group works."""
+"""Break and mend of real gloo groups: no rank hangs, none gets a wrong value, a new group works."""
 
 import os
 import random
@@ -19,13 +19,13 @@ dist = pytest.importorskip("torch.distributed")
 
 
 CYCLES = int(os.environ.get("TASKD_BREAK_CYCLES", "20"))
-"""How often groups are broken and formed anew; 200 for a release."""
+"""Number of times that groups are broken and formed anew; 200 for a release."""
 
 MOST_CYCLES_WITHOUT_WAKING = 200
 
 
 class Store:
-    """A store that can be closed while somebody still holds it."""
+    """A store that can be closed while another object still holds it."""
 
     def __init__(self):
         self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -38,7 +38,7 @@ class Store:
 
 @pytest.fixture(scope="module", autouse=True)
 def first_store():
-    """The first store of a process opens a pipe that libuv keeps for good."""
+    """Open the pipe that libuv keeps for good with the first store of a process."""
     Store().close()
 
 
@@ -96,7 +96,7 @@ def test_survivors_of_a_stopped_peer_come_out_at_once_and_go_on(how, store, make
 
 
 def break_all(boxes, rng):
-    """At a random moment, in half of all cases with one rank stopped, so that the others are amid a transfer."""
+    """Break all at a random moment, in half of the cases with one rank stopped, and the others amid a transfer."""
     time.sleep(rng.random() * 0.06)
     rng.shuffle(order := list(boxes))
     stopped = order[-1].read().owner_pid if rng.random() < 0.5 else 0
@@ -121,7 +121,7 @@ def let_train(boxes, store, cycle):
 
 @pytest.mark.timeout(60 + 3 * CYCLES)
 def test_breaks_at_random_moments_lose_and_spoil_nothing(store, make_box, launcher):
-    """12 MB tensors, of which every element is checked; `TASKD_BREAK_CYCLES=200` for the long run."""
+    """The tensors have 12 MB, and every element is checked. `TASKD_BREAK_CYCLES=200` is the long run."""
     boxes = start_ranks("core", store, make_box, launcher)
     rng = random.Random(11)
     for cycle in range(1, CYCLES + 1):
@@ -133,7 +133,7 @@ def test_breaks_at_random_moments_lose_and_spoil_nothing(store, make_box, launch
 
 @pytest.fixture
 def without_waking(tmp_path):
-    """A copy of the package whose core shuts sockets and leaves the waiters alone."""
+    """Build a copy of the package whose core shuts sockets and does not wake the waiters."""
     shutil.copytree(Path(taskd.__file__).parent, tmp_path / "taskd")
     sources = tmp_path / "csrc"
     shutil.copytree(build_libs.CSRC, sources)
@@ -149,7 +149,7 @@ def without_waking(tmp_path):
 
 @pytest.mark.slow
 def test_without_waking_the_waiters_somebody_hangs(without_waking, store, make_box, launcher):
-    """So the test above is known to bite: shut sockets are not enough in the middle of a transfer."""
+    """This shows that the test above works: shut sockets are not enough in the middle of a transfer."""
     boxes = start_ranks("core", store, make_box, launcher, without_waking)
     rng = random.Random(11)
     for cycle in range(1, MOST_CYCLES_WITHOUT_WAKING + 1):

@@ -1,4 +1,4 @@
-"""How a worker's end is seen: at once when killed, with its status when it exits; and never a child's."""
+"""Detection of a worker's end: at once when killed, with its status when it exits; and never a child's."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""When NCCL's kernels run, as the box shows it: this core as its profiler plugin, without a GPU."""
+"""Run times of NCCL's kernels as the box shows them: this core is its profiler plugin, without a GPU."""
 
 import json
 from itertools import pairwise
@@ -10,11 +10,11 @@ from tests.shim.armed import CORE, PROGRAMS, plain
 from tests.shim.test_collectives import build_nccl, run
 
 ENQUEUED = 1000
-"""More than the ring keeps, with the kernels' own."""
+"""Number of operations: with the kernels' own, more than the ring keeps."""
 
 
 def kernels(box):
-    """The noted periods, oldest first."""
+    """Return the recorded periods, oldest first."""
     found = [event for event in reversed(box.events()) if event.operation is Operation.KERNEL]
     assert {(event.backend, event.comm, event.number) for event in found} <= {(Backend.NCCL, 0, 0)}
     return found

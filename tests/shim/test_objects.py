@@ -1,4 +1,4 @@
-"""What the two libraries export and need."""
+"""The exports and requirements of the two libraries."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""No orphan outlives its agent, and nobody else is killed for it."""
+"""No orphan outlives its agent, and no other process is killed for it."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_an_agent_that_was_gone_before_the_attach_counts(box, launcher):
 
 
 def test_the_watch_takes_no_standard_descriptor(box, launcher):
-    """Python would take it for its standard output, and fail with each print."""
+    """Python would use it as its standard output, and fail with each print."""
     program = "import sys; sys.exit(3 if sys.stdin is sys.stdout is None else 4)"
     command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", program]
     worker = launcher.start(command, env=armed(box.path, TASKD_AGENT_PID=str(os.getpid())))

@@ -10,7 +10,7 @@ from tests.shim.armed import PROGRAMS, plain
 from tests.shim.sources import build_libs
 
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1"]
-# The core's own handlers are what is tried; the sanitizer's would stand in their place.
+# The core's own handlers are tested; the sanitizer's would replace them.
 OPTIONS = {
     "ASAN_OPTIONS": "handle_segv=0:handle_sigbus=0:handle_sigfpe=0:handle_abort=0:handle_sigill=0:use_sigaltstack=0"
     ":detect_leaks=0:detect_stack_use_after_return=1",

@@ -1,4 +1,4 @@
-"""An aborted wait is never taken for a transfer that ended: each order of completion and break, against a fake gloo."""
+"""An aborted wait never counts as a completed transfer: each order of completion and break, against a fake gloo."""
 
 from tests.shim.armed import CORE, PROGRAMS, REPOSITORY, plain
 

@@ -1,6 +1,6 @@
 """Run simulated jobs: `python -m tests.sim --seeds 2000 --json`, or one with its trace: `--seed 7 --trace`.
 
-With `--crowded` those of `crowded.py`.
+With `--crowded`, run the jobs of `crowded.py`.
 """
 
 import argparse

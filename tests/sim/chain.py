@@ -1,11 +1,11 @@
-"""The training state of simulated processes: a chain of hashes, which begins elsewhere for each replica set.
+"""Training state of simulated processes: a chain of hashes, which starts from another value for each replica set.
 
-And what a step may be left by.
+Also the exceptions by which a step may end.
 """
 
 
 def chain(step: int, replicas: str = "") -> int:
-    """The one right state of a step in a replica set."""
+    """Return the one correct state of a step in a replica set."""
     state = 1 + sum(map(ord, replicas))
     for number in range(1, step + 1):
         state = update(state, number)
@@ -13,13 +13,13 @@ def chain(step: int, replicas: str = "") -> int:
 
 
 def update(state: int, step: int) -> int:
-    """One optimizer step."""
+    """Return the state after one more optimizer step."""
     return (state * 1_000_003 + step) % 2_147_483_647
 
 
 class InterruptedStepError(Exception):
-    """The process was told to pause; it leaves at its commit."""
+    """The process was ordered to pause and leaves at its commit."""
 
 
 class StrayError(Exception):
-    """The script's own error."""
+    """An error of the script itself."""

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to do, run in order, with a trace of what was done."""
+"""Virtual time: a heap of scheduled calls, run in order, with a trace of what happened."""
 
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Clock:
-    """Time stands still while something is done. Things due at one moment are done in the order they were asked for."""
+    """Clock that stands still during each call. Calls due at one moment run in the order of their scheduling."""
 
     def __init__(self, *, tracing: bool = False) -> None:
         self.now_s = 0.0
@@ -16,12 +16,12 @@ class Clock:
         self._count = 0
 
     def after(self, delay_s: float, act: Callable[..., object], *args: Any) -> None:
-        """Do this `delay_s` from now."""
+        """Schedule a call `delay_s` from now."""
         self._count += 1
         heappush(self._due, (self.now_s + delay_s, self._count, act, args))
 
     def run(self, until_s: float, over: Callable[[], bool]) -> bool:
-        """Do what is due until `over`, at most up to `until_s`. False if that time came first."""
+        """Run the due calls until `over`, at most up to `until_s`. Return False if that time came first."""
         while self._due and not over():
             at_s, _, act, args = heappop(self._due)
             if at_s > until_s:
@@ -31,6 +31,6 @@ class Clock:
         return over()
 
     def note(self, who: str, what: str, *args: object) -> None:
-        """One line of the trace."""
+        """Add a line to the trace."""
         if self.tracing:
             self.trace.append(f"{self.now_s:9.3f}  {who:<10}  {what.format(*args)}")

@@ -1,11 +1,11 @@
-"""Copies of simulated states: what the ranks of a world put down together, and what each can read afterwards.
+"""Copies of simulated states: how the ranks of a world write them together, and which copies each can read later.
 
 Rules:
 
-1. A round is one step of one world. A process takes part if the round before it is known to be over as it commits, or
-   says that it does not: a round is whole when all have taken part. (How ranks learn that is not simulated:
-   `tests.sharded` kills real ones in it.)
-2. The copies of a rank lie on its own node and on its buddy's, two of each state, and are gone with the agent.
+1. A round is one step of one world. A process that commits takes part if the previous round is known to be over;
+   otherwise it skips the round. A round is whole when all have taken part. The simulation leaves out how ranks learn
+   this: `tests.sharded` kills real ranks in the middle of it.
+2. Copies of a rank lie on its own node and on its buddy's, two of each state. They are lost with the agent.
 """
 
 from collections.abc import Iterator
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 UNKNOWN = 1 << 30
 Kept = tuple[int, int]
-"""A state, and the resilient function that it is of."""
+"""A state, and the resilient function that it belongs to."""
 
 
 def saved(process: "Process") -> int:
-    """The newest checkpoint that the job has written while the process was inside its resilient function, or -1."""
+    """Return the newest checkpoint that the job wrote while the process was in its resilient function, or -1."""
     newest, sim = process.sim.checkpoint, process.sim
     return newest if sim.scenario.saves and process.inside and newest > process.entered else -1
 
 
 def load_saved(process: "Process", plan: WorldPlan) -> Thread:
-    """All go back to the checkpoint of the plan; a newcomer to the resilient function that the others are in."""
+    """Load the plan's checkpoint in all ranks. A newcomer also gets the number of the others' resilient function."""
     assert process.group is not None
     process.state, process.condition = None, Condition.TORN
     yield process.rng.uniform(0.01, 0.3)
@@ -48,13 +48,13 @@ def load_saved(process: "Process", plan: WorldPlan) -> Thread:
 
 
 class Shelf:
-    """The copies on one node: by the rank that can read them and the rank whose state it is, states by their steps."""
+    """Copies on one node: for each reader and each rank whose state is copied, the states by step."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int], dict[int, Kept]] = {}
 
     def keep(self, holder: int, of: int, step: int, state: Kept, kept: int) -> None:
-        """Write a copy over the older one of two, and never over that of step `kept`."""
+        """Write a copy over the older one of two, but never over the copy of step `kept`."""
         held = self._held.setdefault((holder, of), {})
         held.pop(step, None)
         if len(held) == 2:
@@ -62,16 +62,16 @@ class Shelf:
         held[step] = state
 
     def known(self, holder: int) -> tuple[StateCopy, ...]:
-        """For a report."""
+        """Return the copies that a rank can read, in the form of a report."""
         found = [(of, step) for (reader, of), held in self._held.items() if reader == holder for step in held]
         return tuple(StateCopy(of=JobRank(of), step=step) for of, step in sorted(found))
 
     def read(self, holder: int, of: int, step: int) -> Kept:
-        """What is in a copy."""
+        """Return the content of a copy."""
         return self._held[holder, of][step]
 
     def forget(self, holder: int, *, after: int = -1) -> None:
-        """All that a rank can read, or what came after a step."""
+        """Delete all copies that a rank can read, or only those of steps after `after`."""
         for (reader, _), held in self._held.items():
             if reader == holder:
                 for step in [step for step in held if step > after]:
@@ -80,7 +80,7 @@ class Shelf:
 
 @dataclass
 class Round:
-    """One step of one world. `done`: who has taken part, or has said that it does not."""
+    """One step of one world. `done`: ranks that took part, or skipped the round."""
 
     step: int
     done: set[int] = field(default_factory=set)
@@ -88,18 +88,18 @@ class Round:
 
 
 class Copies:
-    """Those of a whole job."""
+    """Copies of a whole job."""
 
     def __init__(self, sim: "Sim") -> None:
         self._sim = sim
         self._rounds: dict[tuple[int, int], Round] = {}
         self._open: dict[int, Round | None] = {}
         self.kept: dict[int, int] = {}
-        """By generation: the newest step of which all have copies."""
+        """Newest step of which all ranks have copies, by generation."""
         self.whole = 0
 
     def committed(self, process: "Process") -> None:
-        """A step: perhaps it is to be copied."""
+        """Copy the state after a commit, if its step is due for a copy."""
         every, group = self._sim.scenario.backup_every, process.group
         if not every or process.step % every or group is None or process.state is None:
             return
@@ -147,7 +147,7 @@ class Copies:
         return None if len(places) == 1 else after * per_node + process.rank % per_node
 
     def _agents_of(self, process: "Process", rank: int) -> "Iterator[Agent]":
-        """The node on which a peer of this process lives, if it can be reached."""
+        """Yield the node on which a peer of this process lives, if it can be reached."""
         for agent in self._sim.agents:
             peer = agent.processes.get(rank)
             lives = peer is not None and peer.alive and peer.group is process.group and not agent.dead

@@ -1,6 +1,6 @@
-"""Jobs to which one thing happens in the midst of another: a seed brings a job into a phase, and strikes there again.
+"""Jobs with one event in the middle of another: a seed brings a job into a phase and strikes again in that phase.
 
-What strikes there waits for exactly that phase, or for what a process has just reached, and follows within moments.
+The second fault waits for exactly that phase, or for a stage that a process has just reached. It strikes moments later.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ CROWDED = tuple(phase for phase in Phase if phase not in (Phase.FORMING, Phase.C
 
 
 def crowded(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Return the scenario of a seed."""
     rng = Random(f"crowded {seed}")
     scenario = draw(seed)
     family = FAMILIES[seed % len(FAMILIES)]
     nodes = rng.choice([2, 3, 4] if family in (unheard, undecided, isolated, restarted) else [1, 2, 2, 3, 3, 4, 5])
     allowed = rng.choice(STRATEGIES_OF)
     if family is rearranged:
-        allowed = STRATEGIES  # a drain that nothing else has struck is no reason to end a job
+        allowed = STRATEGIES  # a drain without any other fault is no reason to end a job
     elif family is dumping or (family in (hung_since, in_a_moment) and rng.random() < 0.5):
         allowed = DUMPS
     lasts = family in (unheard, undecided, overtaken, isolated, hung_since)
@@ -96,7 +96,7 @@ def _start(rng: Random, scenario: Scenario, kind: str, *, length_s: float = 0.0,
 
 
 def _in(rng: Random, phase: Phase, kind: str, delay_s: float = 0.0, length_s: float | None = None) -> Fault:
-    """A fault in exactly this phase, within moments if it has no delay."""
+    """Return a fault in exactly this phase, within moments unless it has a delay."""
     length_s = _length(rng) if length_s is None else length_s
     delay_s = delay_s or rng.choice([0.0, 0.001, 0.01, 0.1, 0.5]) * rng.random()
     return Fault(kind, phase, delay_s, rng.choice(VICTIMS), rng.choice([1, 1, 1, 99]), length_s, exactly=True)
@@ -107,13 +107,13 @@ def _length(rng: Random) -> float:
 
 
 def _kinds(scenario: Scenario) -> tuple[str, ...]:
-    # A manager that takes over between two resilient functions cannot tell who is in which: one known limit.
+    # A manager that takes over between two resilient functions cannot know which rank is in which: a known limit.
     one = len(scenario.script.bounds) == 1
     return SECONDS + (OF_MANAGERS[: 4 if scenario.policy.node_count > 1 else 3] if one else ())
 
 
 def _seconds(rng: Random, scenario: Scenario) -> Faults:
-    """What strikes in the midst of the rest, wherever that leads."""
+    """Return faults that strike in the middle of the others, in any phase."""
     kinds = _kinds(scenario)
     found = [_in(rng, rng.choice(CROWDED), rng.choice(kinds)) for _ in range(rng.randint(1, 5))]
     if rng.random() < 0.4:
@@ -124,11 +124,11 @@ def _seconds(rng: Random, scenario: Scenario) -> Faults:
     return tuple(found)
 
 
-# ---- how a job comes into a phase
+# ---- ways into a phase
 
 
 def anything(rng: Random, scenario: Scenario) -> Faults:
-    """One process dies, hangs, or comes out."""
+    """Let one process die, hang, or leave its function."""
     first = _start(rng, scenario, rng.choice(["kill", "kill", "hang", "stray", "leave"]))
     if len(scenario.script.bounds) > 1 or rng.random() < 0.7:
         return (first,)
@@ -136,7 +136,7 @@ def anything(rng: Random, scenario: Scenario) -> Faults:
 
 
 def unheard(rng: Random, scenario: Scenario) -> Faults:
-    """All pause, and most of the nodes are not heard when the next world is to be announced."""
+    """Pause all, and let most nodes be silent when the next world is to be announced."""
     bursts = [_in(rng, Phase.PAUSING, "burst", rng.uniform(1.0, 4.0), 5.0) for _ in range(3)]
     kinds = ("refuse", "leave", "kill", "term", "node", *_kinds(scenario))
     second = replace(_in(rng, Phase.ANNOUNCING, rng.choice(kinds)), victim=rng.choice(["any", "newcomer", "newcomer"]))
@@ -144,7 +144,7 @@ def unheard(rng: Random, scenario: Scenario) -> Faults:
 
 
 def undecided(rng: Random, scenario: Scenario) -> Faults:
-    """The network is cut, and who is left to the manager cannot decide about a loss."""
+    """Cut the network so that the manager reaches too few nodes to decide about a loss."""
     cut = _start(rng, scenario, "partition", length_s=rng.uniform(12.0, 40.0))
     kill = replace(cut, kind="kill", delay_s=cut.delay_s + rng.uniform(2.0, 10.0))
     kinds = ("leave", "leave", "term", *_kinds(scenario))
@@ -153,7 +153,7 @@ def undecided(rng: Random, scenario: Scenario) -> Faults:
 
 
 def rearranged(rng: Random, scenario: Scenario) -> Faults:
-    """A node is drained."""
+    """Drain a node."""
     kinds = ("kill", "leave", "node", "agent", "term", "partition", "usurp", "stray")
     return (
         _start(rng, scenario, "drain"),
@@ -163,13 +163,13 @@ def rearranged(rng: Random, scenario: Scenario) -> Faults:
 
 
 def suspected(rng: Random, scenario: Scenario) -> Faults:
-    """The job makes no progress."""
+    """Stop the job's progress."""
     seconds = [_in(rng, Phase.SUSPECTING, rng.choice(_kinds(scenario))) for _ in range(2)]
     return (_start(rng, scenario, rng.choice(["hang", "freeze"])), *seconds)
 
 
 def overtaken(rng: Random, scenario: Scenario) -> Faults:
-    """Two managers, of which the newer one is not heard as soon as it knows of the job, while the older one goes on."""
+    """Start a newer manager whose messages are lost once it knows of the job, while the older one continues."""
     usurp = _start(rng, scenario, "usurp", length_s=0.1)
     mutes = [replace(usurp, kind="mute", delay_s=usurp.delay_s + at_s, length_s=5.0) for at_s in (0.66, 5.0)]
     kinds = ("kill", "kill", "kill", "stray", "hang", "hang", "leave")
@@ -177,13 +177,13 @@ def overtaken(rng: Random, scenario: Scenario) -> Faults:
         replace(usurp, kind=rng.choice(kinds), delay_s=usurp.delay_s + rng.uniform(0.9, 5.0), count=rng.choice([1, 99]))
         for _ in range(5)
     ]
-    if rng.random() < 0.3:  # the older manager knows sooner that it hangs
+    if rng.random() < 0.3:  # the older manager detects the hang sooner
         others = [replace(usurp, kind="hang", delay_s=usurp.delay_s + 1.2)]
     return (usurp, *mutes, *others)
 
 
 def dumping(rng: Random, scenario: Scenario) -> Faults:
-    """A checkpoint is written, and the manager or a rank is lost meanwhile."""
+    """Have a checkpoint written, and lose the manager or a rank meanwhile."""
     kinds: tuple[str, ...] = ("kill", "leave", "term", "unplug", "burst", "burst")
     kinds += ("manager", "usurp", "manager") if len(scenario.script.bounds) == 1 else ()
     seconds = [
@@ -194,7 +194,7 @@ def dumping(rng: Random, scenario: Scenario) -> Faults:
 
 
 def isolated(rng: Random, scenario: Scenario) -> Faults:
-    """The network is cut for so long that the manager gives up, whatever it is about meanwhile."""
+    """Cut the network for so long that the manager gives up, whatever it does meanwhile."""
     if rng.random() < 0.5:
         phase = rng.choice([Phase.JOINING, Phase.RESUMING, Phase.REARRANGING, Phase.REARRANGING, Phase.SUSPECTING])
         first = {Phase.REARRANGING: "drain", Phase.SUSPECTING: "hang"}.get(phase, "kill")
@@ -209,7 +209,7 @@ def isolated(rng: Random, scenario: Scenario) -> Faults:
 
 
 def hung_since(rng: Random, scenario: Scenario) -> Faults:
-    """A rank hangs while a world is built or a checkpoint written, and another manager takes over and wonders."""
+    """Hang a rank while a world is built or a checkpoint written. Another manager takes over and asks for the cause."""
     moment = rng.choice([Stage.TRAINING, Stage.JOINED, Stage.RESTORED, Stage.DUMPED, Stage.DUMPED])
     faults = (
         _start(rng, scenario, "kill"),
@@ -222,7 +222,7 @@ def hung_since(rng: Random, scenario: Scenario) -> Faults:
 
 
 def restarted(rng: Random, scenario: Scenario) -> Faults:
-    """All start anew, as a rank may ask for, and one node is not heard of while processes of others come out again."""
+    """Restart all, as a rank may request, with one node silent while processes of others leave their function again."""
     burst = _in(rng, Phase.RESTARTING, "burst", length_s=5.0)
     strays = [_in(rng, Phase.RESTARTING, "stray", rng.uniform(0.5, 5.0)) for _ in range(2)]
     first = replace(_start(rng, scenario, "kill"), count=99)
@@ -231,7 +231,7 @@ def restarted(rng: Random, scenario: Scenario) -> Faults:
 
 
 def in_a_moment(rng: Random, scenario: Scenario) -> Faults:
-    """A process ends, or its link, just when another one has got somewhere."""
+    """End a process or its link just when another process has reached a stage."""
     stages = (Stage.DUMPED, *MOMENTS) if scenario.policy.strategies.allowed == DUMPS else MOMENTS
     moments = [
         Fault(

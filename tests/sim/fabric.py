@@ -1,8 +1,8 @@
 """Collectives between simulated processes: a meeting is over when all of its members have come.
 
-A group is the processes of one generation. When one of them dies, or breaks its collectives, the others come out of
-theirs with an error a little later, unless they are deaf to it. Of a meeting that is over, some may already have gone
-on while others still fail.
+A group is the processes of one generation. When one of them dies or breaks its collectives, the others leave theirs
+with an error a little later, unless they are deaf to it. When a meeting is over, some members may already have gone on
+while others still fail.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,19 +14,19 @@ from taskd.wire.kinds import JobRank
 from tests.sim.clock import Clock
 
 TIMEOUT_S = 60.0
-"""How long a process waits in a collective whose peer is lost, if it does not notice the loss."""
+"""Time that a process waits in a collective with a lost peer, if it does not notice the loss."""
 
 
 class CollectiveError(Exception):
-    """A collective has failed."""
+    """Failure of a collective."""
 
 
 class TwoProcessesError(Exception):
-    """Two processes of one rank are in one world."""
+    """Two processes of one rank in one world."""
 
 
 class Member(Protocol):
-    """A process, as a group sees it."""
+    """Process as its group refers to it."""
 
     name: str
     rank: JobRank
@@ -38,7 +38,7 @@ class Member(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One process's presence in one meeting."""
+    """Presence of one process in one meeting."""
 
     member: Member
     payload: Any
@@ -47,7 +47,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Group:
-    """The processes of one generation."""
+    """Processes of one generation."""
 
     generation: int
     key: object = None
@@ -57,7 +57,7 @@ class Group:
 
 
 class Fabric:
-    """All groups that ever were."""
+    """All groups of a job, past and present."""
 
     def __init__(self, clock: Clock, rng: Random, deaf: float, connected: Callable[[int, int], bool]) -> None:
         self._clock = clock
@@ -67,7 +67,7 @@ class Fabric:
         self._groups: dict[object, Group] = {}
 
     def group(self, generation: int, key: object = None) -> Group:
-        """The group of a generation; with a `key` one that only those who know it share."""
+        """Return the group of a generation. With a `key`, only processes that know the key share it."""
         return self._groups.setdefault((generation, key), Group(generation, key))
 
     def arrive(
@@ -79,7 +79,7 @@ class Fabric:
         payload: Any,
         check: Callable[[dict[int, Any]], None],
     ) -> Ticket:
-        """Come to a meeting of the ranks `among`; `check` sees what all of them brought when the last has come."""
+        """Join a meeting of the ranks `among`. With the last member, `check` receives the payloads of all."""
         ticket = Ticket(member, payload, self._rng.random() < self._deaf)
         group.present[member] = ticket
         if group.broken:
@@ -101,14 +101,14 @@ class Fabric:
         return ticket
 
     def _cut(self, group: Group) -> None:
-        """There is no way between some of the members: sooner or later, all of them notice."""
+        """Break the group, because some members cannot reach each other: sooner or later all notice."""
         group.broken = True
         group.meetings.clear()
         for ticket in group.present.values():
             self._clock.after(0.5 + 10.0 * self._rng.random(), self._fail, group, ticket)
 
     def leave(self, group: Group, member: Member) -> None:
-        """A process is gone, or has broken its collectives: its peers notice."""
+        """Remove a process that is gone or has broken its collectives: its peers notice."""
         group.present.pop(member, None)
         if group.broken:
             return
@@ -118,7 +118,7 @@ class Fabric:
             self._later_fail(group, ticket)
 
     def expire(self, group: Group, ticket: Ticket) -> None:
-        """The member's own timeout has ended."""
+        """End the member's wait, because its own timeout has passed."""
         if group.present.get(ticket.member) is ticket:
             del group.present[ticket.member]
             ticket.member.fail(ticket, CollectiveError("timed out"))

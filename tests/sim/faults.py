@@ -1,4 +1,4 @@
-"""How each kind of fault strikes a simulated job."""
+"""Effect of each kind of fault on a simulated job."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 OF_PROCESSES = ("kill", "leave", "hang", "freeze", "stray", "tear")
 ODDITIES = ("refuse", "accept", "ask", "unplug", "mute")
-"""They strike nobody: whatever ends a job, it is not one of these."""
+"""Faults that harm no process. They never explain the end of a job."""
 _SAID = {
     "refuse": Refuses(no_newcomer="its seed is drawn"),
     "accept": Refuses(),
@@ -70,7 +70,7 @@ def _hit_node(sim: "Sim", fault: Fault, agent: "Agent", holders: list["Agent"]) 
             machines = [it.machine for it in sim.agents if not it.dead]
             some = sim.rng.sample(machines, sim.rng.randint(1, len(machines)))
             if sim.rng.random() < 0.3:
-                some = [it.machine for it in holders]  # the whole world, from the manager and from who waits
+                some = [it.machine for it in holders]  # the whole world, from the manager and from nodes that wait
             return sim.network.cut(frozenset(some), fault.length_s)
         case "split":
             return sim.split(fault.length_s)
@@ -92,7 +92,7 @@ def _hit(sim: "Sim", fault: Fault, process: Process) -> None:
             process.frozen = fault.kind == "freeze"
             if process.group is not None:  # its peers time out
                 sim.clock.after(3.0, sim.fabric.leave, process.group, process)
-            # Somebody ends a process at last that hangs outside of all collectives, as an operator would.
+            # In the end, a process that hangs outside of all collectives is terminated, as an operator would do it.
             sim.clock.after(123.0, lambda: process.end(clean=False, cause="signal 15 (SIGTERM)"))
         case "stray":
             process.pending_error = sim.rng.choice(["stray", "late stray"])

@@ -1,15 +1,15 @@
-"""What must hold at every moment of every simulated job. The first breach ends the run.
+"""Invariants of every simulated job, at every moment. The first breach ends the run.
 
 1. One process per rank and generation; on one node also one living process per rank. Incarnations only rise.
-2. Ranks of one collective are at the same step, those of one replica set hold the same state, and no older world trains
+2. Ranks of one collective are at the same step, and ranks of one replica set hold the same state. No older world trains
    after a newer one.
-3. Every rank commits step after step; state, step and replica set belong together; a torn state is never given or kept.
-   No rank receives the state of another set, and none resumes whose set had no holder.
-4. A plan never resumes below what every rank has committed, nor below what a living clean rank holds.
-5. All are let go only after all have finished. Training starts anew only for a reason that is true.
+3. Every rank commits step after step. State, step and replica set belong together. A torn state is never given or kept.
+   No rank receives the state of another set, and none resumes if its set had no holder.
+4. A plan never resumes below a step that every rank has committed, or below one that a living clean rank holds.
+5. Ranks are released only after all have finished. Training restarts from the beginning only for a true reason.
 6. Messages of an older generation or incarnation change nothing. The budget is kept.
-7. No place has two holders. Only a process of a place's holder joins a world, and of one generation there is one plan.
-8. No process that is well is replaced as one that hangs.
+7. No place has two holders. Only a process of a place's holder joins a world, and each generation has one plan.
+8. No healthy process is replaced as hung.
 9. The job ends: all steps done, or stopped for a reason that the faults explain (`outcome.py`).
 """
 
@@ -37,7 +37,7 @@ GONE = (Stage.DEAD, Stage.EXITED)
 
 
 class BreachError(Exception):
-    """An invariant does not hold."""
+    """Breach of an invariant."""
 
 
 def demand(holds: bool, text: str, *args: object) -> None:
@@ -46,15 +46,15 @@ def demand(holds: bool, text: str, *args: object) -> None:
 
 
 class Judge:
-    """Sees everything that happens in one simulated job."""
+    """Observer of all events of one simulated job."""
 
     def __init__(self, sim: "Sim") -> None:
         self.sim = sim
         self.training = -1  # newest generation in which a collective of training was over
         self.committed_by: dict[int, int] = {}
-        self.settled = 0  # newest step that every rank of its world had committed, since all started
+        self.settled = 0  # newest step that every rank of its world had committed, since the last restart of all
         self.lives = 1
-        self.life = 0  # generation in which all started last
+        self.life = 0  # generation of the last restart of all
         self.takeovers = 0
         self.anew: list[str] = []
         self.done: set[int] = set()
@@ -65,12 +65,12 @@ class Judge:
         self._plan: WorldPlan | None = None
         self._commits: dict[tuple[int, int], int] = {}
         self._sets: tuple[int, set[str]] = (0, set())
-        """The replica sets that all started with last, and the generation of that."""
+        """Generation in which all ranks started last, and their replica sets then."""
         steps = range(sim.script.bounds[-1] + 1)
         self._chains = {key: [chain(step, key) for step in steps] for key in map(sim.replicas_of, sim.everybody)}
 
     def diagnosed(self, told: Diagnosed) -> None:
-        """Nobody is blamed for a hang who is well."""
+        """Require that no healthy process is blamed for a hang."""
         for fact in told.diagnosis.facts:
             process = told.evidence[fact.rank].process if fact.kind is Kind.STOPPED else None
             if process is not None:
@@ -95,7 +95,7 @@ class Judge:
         generation = process.group.generation if process.group is not None else 0
         if generation > self._sets[0]:
             self._sets = (generation, set())
-            self.settled = min(self.settled, process.step)  # also where a manager that is deposed by now has ordered it
+            self.settled = min(self.settled, process.step)  # also if a manager that is superseded by now has ordered it
         if generation == self._sets[0]:
             self._sets[1].add(process.replicas)
         process.held = process.step
@@ -147,7 +147,7 @@ class Judge:
         self.done.add(process.rank)
 
     def checks(self, generation: int, key: object) -> Callable[[dict[int, Any]], None]:
-        """What is demanded of a collective when its last member has come."""
+        """Return the check of a collective, to be called when its last member has come."""
         if not isinstance(key, tuple) or key[0] != "step":
             return lambda _payloads: None
 
@@ -172,8 +172,8 @@ class Judge:
         demand(newer or not actions, "{} at {} obeyed {}", name, known, directive)
 
     def stale(self, core: Recovery, status: NodeStatus) -> bool:
-        """Everything in this report is of an older generation or an older process."""
-        if core.phase.value in ("forming", "restarting"):  # a restart looks also at those it did not start
+        """Return whether everything in this report is of an older generation or an older process."""
+        if core.phase.value in ("forming", "restarting"):  # a restart also considers processes that it did not start
             return False
         ranks = core.world.ranks
         if core.world.nodes.place_of(status.agent_id) is None or not status.ranks or status.ledger.term > core.term:
@@ -209,7 +209,7 @@ class Judge:
         restarts = core.record is not None and core.record.decision.restart and directive.generation > self.life
         match directive.order:
             case Order.JOIN if directive.plan is not None and directive.plan is not self._plan:
-                self._plan = directive.plan  # it goes out again, with a question to its ranks
+                self._plan = directive.plan  # it is sent again, with a question to its ranks
                 self._planned(directive.plan, manager)
                 self._holders |= {(directive.generation, place): holder for place, holder in holders.items()}
             case Order.RELEASE:
@@ -220,7 +220,7 @@ class Judge:
                 pass
 
     def _rows(self, plan: WorldPlan) -> None:
-        """Whose mesh covers the job goes on with whole replicas of the state alone."""
+        """Require that a job whose mesh covers all ranks continues only with whole replicas of the state."""
         rows = [process.row for process in self._living(plan.ranks)]
         known = [row.name for row in rows if row is not None and not row.refusal]
         if plan.dump or not rows or len(known) < len(rows):
@@ -233,7 +233,7 @@ class Judge:
 
     def _planned(self, plan: WorldPlan, manager: "Manager") -> None:
         if manager is not self.sim.manager or len(self.sim.deciding()) > 1:
-            return  # what it plans must not be joined: that is judged where it is joined
+            return  # no rank may join its plan; the check of joins covers that
         back = bool(plan.loads) or plan.saved
         demand(back or plan.target_step >= self.settled, "all had committed {}, the plan is {}", self.settled, plan)
         demand(list(plan.ranks) == sorted(set(plan.ranks)), "members of {}", plan)
@@ -257,7 +257,7 @@ class Judge:
         demand(not needless, "all go back, but {} can be reached: {}", needless, plan)
 
     def _released(self, directive: Directive) -> None:
-        if self.takeovers:  # the new manager may have heard of this finish after the ranks were let go
+        if self.takeovers:  # the new manager may have received this finish after the release of the ranks
             return
         for process in self._living([order.rank for order in directive.ranks]):
             state = process.worker.state
@@ -277,7 +277,7 @@ class Judge:
         self.anew.append(reason)
         holders = self._holders_of_a_step(core.world.ranks)
         if set(self.sim.struck) & {"partition", "split", "both", "manager", "usurp", "drain", "node", "agent"}:
-            return  # a process may hold a state and the manager be right not to know
+            return  # a process may hold a state that the manager rightly does not know of
         for claim in ("is left to give its state", "no rank holds a consistent state", "no step is held"):
             demand(claim not in reason or not holders, "all start anew ({}), but {} hold their state", reason, holders)
 
@@ -286,7 +286,7 @@ class Judge:
             demand(not copied, "all start anew ({}), but there are copies of step {}", reason, copied)
 
     def _copied_steps(self, ranks: Collection[int]) -> set[int]:
-        """The steps of which a process of these ranks that waits can read a copy, for every replica set."""
+        """Return the steps of which, for every replica set, a waiting process of these ranks can read a copy."""
         steps: dict[str, set[int]] = {key: set() for key in self._chains}
         for process in self._living(ranks):
             if process.worker.state is WorkerState.PAUSED:
@@ -295,9 +295,9 @@ class Judge:
         return set.intersection(*steps.values())
 
     def _holders_of_a_step(self, ranks: Collection[int]) -> list[str]:
-        """The processes that hold a state, if one of every replica set of the job has or can reach the same step.
+        """Return the processes that hold a state, if one of each replica set has or can reach the same step.
 
-        That a newcomer has been given its state may be news that is still on its way.
+        A newcomer counts only after a while: the report that it received its state may still be on its way.
         """
         since_s = self.sim.clock.now_s - LONGEST_SILENCE_S
         known = [p.rank for p in self._whole(ranks) if not p.joins or p.restored_s < since_s]
@@ -307,7 +307,7 @@ class Judge:
         return [p for p in self._living(ranks) if p.condition in (Condition.CLEAN, Condition.STEPPED)]
 
     def _common_steps(self, ranks: Collection[int], *, sets: Collection[str] = ()) -> set[int]:
-        """The steps that a process of every replica set of these ranks has or can reach."""
+        """Return the steps that a process of every replica set of these ranks has or can reach."""
         reached: dict[str, set[int]] = {key: set() for key in sets or map(self.sim.replicas_of, ranks)}
         for process in self._whole(ranks):
             reached[process.replicas].add(process.step + (process.condition is Condition.STEPPED))
@@ -327,7 +327,7 @@ class Judge:
         demand(record.decision.restart or None not in times, "a milestone is missing: {}", record)
 
     def _living(self, ranks: Collection[int]) -> list[Process]:
-        """The processes of these ranks, at the holders of their places, that the manager can know of."""
+        """Return the processes of these ranks, at the holders of their places, that the manager can know of."""
         sim, per_node = self.sim, self.sim.policy.ranks_per_node
         holders = sim.manager.core.world.nodes.holders
         found = []

@@ -1,4 +1,4 @@
-"""A simulated manager: `core.recovery`, and the cluster that it asks for nodes."""
+"""Simulated manager: `core.recovery`, and the cluster from which it requests nodes."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 GROWTH_S = 3.0
-"""A node that waits so long while a place is absent from the world that trains is not used."""
+"""Longest wait of a node, in seconds, while the training world lacks a place."""
 
 
 class Manager:
-    """One manager of the job. There may be one after the other, and for a while two."""
+    """One manager of the job. Managers may follow one another, and two may exist for a while."""
 
     def __init__(self, sim: "Sim", machine: int, sequence: int) -> None:
         self.sim = sim
@@ -51,14 +51,14 @@ class Manager:
         self._phase = self.core.phase
 
     def begin(self) -> None:
-        """Let time pass."""
+        """Start the manager's regular tick."""
         if not self.dead:
             self._perform(self.core.tick(self.sim.clock.now_s))
             self._watch_growth()
             self.sim.clock.after(TICK_S, self.begin)
 
     def receive(self, status: NodeStatus) -> None:
-        """A message of an agent."""
+        """Receive an agent's message."""
         if self.dead:
             return
         agent = self.sim.by_name[status.agent_id]
@@ -73,12 +73,12 @@ class Manager:
             self._send(agent, answer(status, before))
 
     def evidence_report(self, agent_id: str, probe: int, evidence: dict[JobRank, Evidence]) -> None:
-        """An agent's answer to a question."""
+        """Receive an agent's answer to a query for evidence."""
         if not self.dead:
             self._perform(self.core.hear_evidence(agent_id, probe, evidence, self.sim.clock.now_s))
 
     def drain(self, place: int) -> None:
-        """An operator wants a node empty."""
+        """Drain a node on behalf of an operator."""
         if not self.dead:
             refusal, actions = self.core.move_from(str(place), self.sim.clock.now_s)
             self.sim.clock.note(self.name, "drain of {}: {}", place, refusal or "done")

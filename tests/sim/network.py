@@ -1,4 +1,4 @@
-"""The network between machines: it drops, delays, doubles and reorders, and may be cut in two."""
+"""Network between machines: it drops, delays, doubles and reorders messages, and may be cut in two."""
 
 from collections.abc import Callable
 from random import Random
@@ -8,18 +8,18 @@ from tests.sim.clock import Clock
 from tests.sim.scenario import Weather
 
 LONGEST_SILENCE_S = 6.0
-"""No loss lasts as long as the limit at which a node counts as dead."""
+"""Limit of a loss of messages; shorter than the silence after which a node counts as dead."""
 
 
 class Place(Protocol):
-    """Who sends and receives."""
+    """Sender or receiver of messages."""
 
     name: str
     machine: int
 
 
 class Network:
-    """Carries messages between the managers and the agents."""
+    """Carrier of messages between the managers and the agents."""
 
     def __init__(self, clock: Clock, rng: Random, weather: Weather) -> None:
         self._clock = clock
@@ -35,11 +35,11 @@ class Network:
         self._burst_until_s[name] = self._clock.now_s + length_s
 
     def mute(self, machine: int, length_s: float) -> None:
-        """Lose what the managers of this machine say for a while. What is said to them comes through."""
+        """Lose all messages from the managers of this machine for a while. Messages to them arrive."""
         self._mute_until_s[machine] = self._clock.now_s + length_s
 
     def cut(self, machines: frozenset[int], length_s: float) -> bool:
-        """Part these machines from all others for a while. False if the network is cut already."""
+        """Separate these machines from all others for a while. Return False if the network is cut already."""
         if self._cut_off:
             return False
         self._cut_off = machines
@@ -51,11 +51,11 @@ class Network:
         self._cut_off = frozenset()
 
     def connected(self, one: int, other: int) -> bool:
-        """Whether there is a way between two machines."""
+        """Return whether two machines can reach each other."""
         return (one in self._cut_off) == (other in self._cut_off)
 
     def send(self, agent: Place, manager: Place, up: bool, deliver: Callable[[Any], object], message: Any) -> None:
-        """Hand `message` to `deliver` later, once or twice, or never."""
+        """Deliver `message` later, once or twice, or never."""
         if not self.connected(agent.machine, manager.machine):
             return
         weather, random, now_s = self._weather, self._rng.random, self._clock.now_s

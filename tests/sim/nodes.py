@@ -1,4 +1,4 @@
-"""A simulated agent: one node with `core.agent` and its processes, with a place of the job or without one."""
+"""Simulated agent: one node with `core.agent` and its processes, with a place of the job or without one."""
 
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 EVICTION_S = 0.05
-"""So long after its processes were killed, an agent has seen them dead and may take another place."""
+"""Delay after its processes were killed until an agent may take another place, in seconds."""
 TORCHRUN_ENDS_S = 3.0
-"""So long after the stop of the job its agents are there."""
+"""Time that agents remain after the stop of the job, in seconds."""
 
 
 class Agent:
-    """One node. `alone`: its launcher starts the ranks of a new job, although the job is there already."""
+    """One node. `alone`: its launcher starts the ranks of a new job, although the job exists already."""
 
     def __init__(self, sim: "Sim", number: int, place: NodeRank | None, wants: int, *, alone: bool = False) -> None:
         self.sim = sim
@@ -59,12 +59,12 @@ class Agent:
         self._said: dict[int, Shorthand] = {}
         self._answered: dict[int, int] = {}
         self._led_s = sim.clock.now_s
-        """When a manager was heard the last time."""
+        """Time of the last message of a manager."""
         self.stock = False
-        """No manager answers: torchrun does what it does without one."""
+        """True if no manager answers: torchrun then behaves as without taskd."""
 
     def begin(self) -> None:
-        """Start the ranks of the first world, and the heart."""
+        """Start the ranks of the first world, and the heartbeat."""
         if self.dead:
             return
         if self.node.place is not None:
@@ -74,14 +74,14 @@ class Agent:
 
     @property
     def done(self) -> bool:
-        """All ranks of this node have exited with status 0: torchrun ends."""
+        """Return whether all ranks of this node have exited with status 0. torchrun ends then."""
         slots = self.node.slots.values()
         return bool(slots) and all(slot.status.stage is Stage.EXITED for slot in slots)
 
-    # ---- what comes in
+    # ---- messages and events
 
     def receive(self, machine: int, message: Directive | Heard) -> None:
-        """A message of a manager. Those of one machine, one after the other, have one connection."""
+        """Receive a manager's message. Successive managers of one machine share one connection."""
         self._led_s = self.sim.clock.now_s
         directive = self._said.setdefault(machine, Shorthand()).hear(message)
         if directive is not None:
@@ -91,11 +91,11 @@ class Agent:
             self.sim.clock.after(self._lag_s, self._obey, directive)
 
     def link(self, process: Process, report: Report) -> None:
-        """A message of a process, on a link that keeps the order."""
+        """Receive a process's message, on a link that keeps the order."""
         self.sim.clock.after(self._lag_s + 0.0005, self._hear, process, report)
 
     def notice_end(self, process: Process, *, clean: bool, cause: str) -> None:
-        """A process has ended: known soon, with its status if it ended by itself; all else a little later."""
+        """Report a process's end: soon, with its status if it ended by itself. A status from outside follows later."""
         own = clean or cause.startswith("exit code")
         status = 0 if clean else status_of(cause)
         self.sim.clock.after(self._lag_s + 0.0003, self._ended, process, status if own else None, cause if own else "")
@@ -147,13 +147,13 @@ class Agent:
             self.leave()
 
     def refuse(self, process: Process, said: Refuses) -> None:
-        """A process says that it cannot be recovered in place, or takes that back."""
+        """Record that a process cannot be recovered in place, or that it can again."""
         if process.alive and self.processes.get(process.rank) is process:
             self.node.refuses(process.rank, said)
             self._send()
 
     def unplug(self, process: Process, length_s: float) -> None:
-        """The script closes the process's link. It makes another one, and hears late what was said on the first."""
+        """Close a process's link, as its script does. The process makes a new link and receives older messages late."""
         now_s = self.sim.clock.now_s
         process.old_link_until_s, process.late_s = now_s + 0.05 * length_s, self.sim.rng.uniform(0.0, 2.0)
         self.sim.clock.after(0.05 * length_s, self._connected, process)
@@ -162,7 +162,7 @@ class Agent:
         if not self.dead and self.processes.get(process.rank) is process:
             self._perform(self.node.connected(process.rank))
 
-    # ---- what is done
+    # ---- actions
 
     def _perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -212,7 +212,7 @@ class Agent:
         self.sim.clock.after(self._lag_s + 0.0005 + late_s, process.hear, message)
 
     def _start(self, start: Start) -> None:
-        """A process takes its time to start; a newer order takes the place of one that waits."""
+        """Start a process after a delay. A newer order replaces one that still waits."""
         if self.leaving:
             return
         self.sim.judge.wanted(self, start)
@@ -256,7 +256,7 @@ class Agent:
         self.sim.clock.after(0.01, self._connected, process)
 
     def members(self) -> tuple[int, ...]:
-        """The ranks of a world that starts anew, as this node knows it."""
+        """Return the ranks of a world that starts from the beginning, as far as this node knows."""
         known = self.node.directive
         return tuple(order.rank for order in known.ranks) if known is not None else tuple(self.sim.everybody)
 
@@ -268,26 +268,26 @@ class Agent:
             process.end(clean=False, cause="signal 15 (SIGTERM)")
 
     def leave(self) -> None:
-        """torchrun was told to end."""
+        """End the node's processes, because torchrun was ordered to end."""
         self.leaving = self.stopped = True
         for process in self.processes.values():
             process.end(clean=False, cause="signal 15 (SIGTERM)")
         self._send()
 
     def die(self) -> None:
-        """The whole node is gone."""
+        """Lose the whole node."""
         self.dead = True
         for process in self.processes.values():
             process.end(clean=False, cause="node")
 
     def die_alone(self) -> None:
-        """The agent's process is gone, and its workers find out."""
+        """End the agent's process alone; its workers notice."""
         self.dead = True
         for process in self.processes.values():
             length_s = self.sim.rng.uniform(0.0, 0.2)
             self.sim.clock.after(length_s, lambda it=process: it.end(clean=False, cause="its agent is gone"))
 
-    # ---- what goes out
+    # ---- reports
 
     def _beat(self) -> None:
         if not self.dead:
@@ -306,7 +306,7 @@ class Agent:
             self.stock = True
 
     def _report_evidence(self, machine: int, probe: int) -> None:
-        """What is true of its processes now."""
+        """Report the present evidence of the node's processes."""
         manager = next(it for it in self.sim.managers if it.machine == machine)
         living = [process for process in self.processes.values() if process.alive]
         evidence = {process.rank: process.evidence() for process in living}
@@ -314,7 +314,7 @@ class Agent:
             self.sim.network.send(self, manager, True, partial(manager.evidence_report, self.name, probe), evidence)
 
     def _progress(self) -> Progress | None:
-        """Of the rank that was the first to commit the newest step."""
+        """Return the progress of the rank that was the first to commit the newest step."""
         training = [process for process in self.processes.values() if process.trains]
         newest = max(training, key=lambda process: (process.step, -process.stepped_s), default=None)
         if newest is None:

@@ -1,4 +1,4 @@
-"""Whether the end of a simulated job is what its faults explain."""
+"""Check that the faults of a simulated job explain its end."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tests.sim.world import Sim
 
 EVERYDAY = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE)
-"""Without these, the fault of a single process may end a job."""
+"""Strategies for the loss of a single process. Without them it may end a job."""
 HARMLESS = ("burst", "manager", "usurp", "drain")
 OF_NODES = ("node", "both", "agent", "partition", "split")
 SPENT = "restarts of the job are spent"
@@ -23,7 +23,7 @@ ENDED = "torchrun has ended"
 
 
 def explain(sim: "Sim") -> str:
-    """Empty if the end is explained, else what is wrong with it."""
+    """Return an empty string if the end is explained, else the contradiction."""
     stopped, struck = sim.stopped, sim.struck
     if stopped is None:
         return "" if set(struck) & set(OF_NODES) else "the job has not ended"
@@ -41,7 +41,7 @@ def explain(sim: "Sim") -> str:
 def _explained(sim: "Sim", reason: str, hits: list[str]) -> bool:
     allowed, budget = sim.policy.strategies.allowed, sim.manager.core.job.budget
     left = any(agent.leaving for agent in sim.agents)  # also where all ranks of a node had exited
-    left = left or sim.judge.takeovers > 0  # of a job that has hardly begun, a new manager cannot tell who takes part
+    left = left or sim.judge.takeovers > 0  # early in a job, a new manager cannot know which nodes take part
     of_nodes = left or any(kind in OF_NODES or kind in ("term", "leave") for kind in hits)
     if SPENT in reason:
         return budget is not None and budget.spent == budget.max_restarts

@@ -1,7 +1,7 @@
 """One simulated process of a rank: the script in its main thread, `core.worker` in its control thread.
 
-The training state is a chain of hashes: state(N + 1) = H(state(N), N + 1), which begins elsewhere for each replica set.
-A torn state is None.
+The training state is a chain of hashes: state(N + 1) = H(state(N), N + 1). Its start differs between replica sets. A
+torn state is None.
 """
 
 from collections.abc import Generator
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from tests.sim.nodes import Agent
 
 _CUT_OFF: Final = "RuntimeError: Connection closed by peer"
-"""As gloo reports a failed collective."""
+"""Text of a failed collective in gloo."""
 
 
 class Process:
-    """A process that holds a rank, from its start to its end."""
+    """Process that holds a rank, from its start to its end."""
 
     def __init__(self, agent: "Agent", start: Start) -> None:
         self.sim = sim = agent.sim
         self.agent = agent
         self.machine = agent.machine
         self.members = agent.members()
-        """The ranks of its world."""
+        """Ranks of its world."""
         self.rank = start.rank
         self.incarnation = start.incarnation
         self.term = start.term
@@ -45,7 +45,7 @@ class Process:
         self.rng: Random = sim.rng
         self.step = 0
         self.stepped_s = sim.clock.now_s
-        """When it committed that, or began to train."""
+        """Time of the last commit, or of the start of training."""
         self.trains = False
         self.replicas = sim.replicas_of(start.rank)
         self.row = sim.row_of(start.rank, whole=start.joins or len(self.members) == len(sim.everybody))
@@ -53,7 +53,7 @@ class Process:
         self.condition = Condition.EMPTY if start.joins else Condition.CLEAN
         self.call = 0
         self.entered = UNKNOWN
-        """The step at which it entered the resilient function, or its world: it knows of later checkpoints alone."""
+        """Step at which it entered the resilient function or its world. It knows only of later checkpoints."""
         self.inside = False
         self.broken = self.hung = self.frozen = False
         self.pending_error: str | None = None
@@ -62,11 +62,11 @@ class Process:
         self._ticket: Ticket | None = None
         self._orders: list[WorldPlan | Abandoned | None] = []
         self.old_link_until_s = 0.0
-        """Until then its agent speaks to it on a link that it has lost."""
+        """Time until which its agent uses a link that the process has lost."""
         self.restored_s = 0.0
-        """When it last held what another one has given to it."""
+        """Time at which it last received the state of another process."""
         self.late_s = 0.0
-        """So much later it hears what was said there."""
+        """Delay after which it receives the messages of that link."""
         self._awaiting = False
         self._thread: Thread = self._main()
 
@@ -79,13 +79,13 @@ class Process:
         self._go(None)
 
     def resume(self, ticket: Ticket, result: Any) -> None:
-        """A collective is over."""
+        """Continue after a collective has ended."""
         if self._ticket is ticket:
             self._ticket = None
             self._go(result)
 
     def fail(self, ticket: Ticket, error: Exception) -> None:
-        """A collective has failed."""
+        """Continue after a collective has failed."""
         if self._ticket is ticket:
             self._ticket = None
             self._go(error)
@@ -127,7 +127,7 @@ class Process:
             self._go(self._orders.pop(0))
 
     def evidence(self) -> Evidence:
-        """What could be seen of it, if it runs a script with the SDK."""
+        """Return the evidence of this process, as far as it runs a script with the SDK."""
         state = RunState.STOPPED if self.hung else RunState.SLEEPING
         standing = Standing.TRAINING if self.trains else Standing.PAUSED
         still = seen.Stillness(window_s=1.0, main="a lock, with a time limit")
@@ -137,7 +137,7 @@ class Process:
     # ---- its end
 
     def end(self, *, clean: bool, cause: str) -> None:
-        """The process is gone from one moment to the next."""
+        """End the process abruptly."""
         if not self.alive:
             return
         self.alive = False
@@ -149,7 +149,7 @@ class Process:
     # ---- the control thread
 
     def hear(self, message: Pause | Join | Release | Abandon) -> None:
-        """An order of the agent."""
+        """Receive an order of the agent."""
         if not self.alive or self.frozen:
             return
         match message:
@@ -168,7 +168,7 @@ class Process:
             self.sim.judge.heard(self, message, changed=acted or before != after)
 
     def feed(self, given: Input) -> bool:
-        """Feed the machine and perform what it says."""
+        """Feed the machine and perform its actions. Return whether there were any."""
         actions = self.worker.feed(given)
         for action in actions:
             match action:
@@ -229,12 +229,12 @@ class Process:
         self.sim.judge.completed(self)
 
     def _warm_up(self) -> None:
-        """A step of something that is not the training."""
+        """Commit a step outside of the training."""
         if self.sim.scenario.warms_up and self.sim.script.cooperative:
             self.feed(Input(WorkerEvent.COMMITTED, step=self.step, condition=self.condition))
 
     def _dawdle(self) -> Thread:
-        """Between a collective and the news of it."""
+        """Delay the result of a collective."""
         if self.sim.scenario.dawdles:
             yield self.rng.uniform(0.0, 0.01)
 
@@ -243,7 +243,7 @@ class Process:
         self.sim.judge.loaded(self)
 
     def _resilient(self, call: int, bound: int) -> Thread:
-        """What the wrapper of the SDK does. A newcomer skips the calls that its donor had already left."""
+        """Run the SDK's wrapper. A newcomer skips the calls that its donor had already left."""
         if self.call > call:
             return
         self.call = call
@@ -277,7 +277,7 @@ class Process:
                 return
 
     def _enter(self) -> Generator[Wanted, Any, WorldPlan | None]:
-        """Into a resilient function: the plan of the world to train in, if it is not the one that there is."""
+        """Enter a resilient function. Return the plan of the world to train in, or None if that is the present one."""
         plan: WorldPlan | Abandoned | None = None
         if not self.inside:
             if not self.worker.joins:
@@ -333,7 +333,7 @@ class Process:
             yield from self._load_copy(members[load.receiver], members[load.holder], load.of, plan)
         for transfer in plan.transfers:
             donor, receivers = members[transfer.donor], [members[receiver] for receiver in transfer.receivers]
-            lane = ("restore", donor)  # of several transfers none waits for another
+            lane = ("restore", donor)  # several transfers do not wait for each other
             if self.rank == donor:
                 yield Meet(self.group, lane, (donor, *receivers), (self.step, self.state, self.call))
             elif self.rank in receivers:
@@ -365,7 +365,7 @@ class Process:
             self.step, self.condition = plan.target_step, Condition.CLEAN
 
     def _dump(self, plan: WorldPlan) -> Thread:
-        """Write a checkpoint together with the others; the end is waited for as after the last step."""
+        """Write a checkpoint together with the others. The process then waits for the end as after the last step."""
         assert self.group is not None
         yield self.rng.uniform(0.01, self.sim.scenario.dump_s)
         yield Meet(self.group, "dump", self.members)

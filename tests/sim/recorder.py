@@ -1,4 +1,4 @@
-"""Notes which rows of the three tables a simulation uses, and where each of them led."""
+"""Record of the rows of the three tables that a simulation uses, and of their next states."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,11 +14,11 @@ Pair = tuple[Any, Any]
 
 @dataclass
 class Recorder:
-    """The rows of one table that were used, each with the states that it led to."""
+    """Rows of one table that were used, each with the states that it led to."""
 
     table: dict[Pair, Row[Any, Any]]
     state_of: Callable[[tuple[Any, ...], Any], Enum]
-    """From what a row was given and has returned to the state that it led to."""
+    """Function from a row's arguments and result to the state that it led to."""
     seen: dict[Pair, set[Enum]] = field(default_factory=dict)
 
     @property
@@ -27,7 +27,7 @@ class Recorder:
         return {name(pair) for pair in self.table if pair not in self.seen}
 
     def undeclared(self) -> set[str]:
-        """Transitions that were seen and that their row does not name."""
+        """Return observed transitions that their row does not declare."""
         return {
             f"{name(pair)} -> {state.name}"
             for pair, states in self.seen.items()
@@ -36,7 +36,7 @@ class Recorder:
         }
 
     def untaken(self) -> set[str]:
-        """Transitions that rows name and that were never seen."""
+        """Return declared transitions that were never observed."""
         return {
             f"{name(pair)} -> {state.name}"
             for pair, row in self.table.items()
@@ -56,7 +56,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator["Recorder"]:
-        """Watch the table meanwhile."""
+        """Record the table's use until the end of the block."""
         original = dict(self.table)
         self.table.update({pair: self._watched(pair, row) for pair, row in original.items()})
         try:
@@ -70,7 +70,7 @@ def name(pair: Pair) -> str:
 
 
 def recorders() -> dict[str, Recorder]:
-    """One for each machine."""
+    """Return a recorder for each machine."""
     return {
         "recovery": Recorder(recovery.TABLE, lambda _given, following: following[0].kind),
         "node": Recorder(agent.TABLE, lambda given, _: given[0].slots[given[1]].state),

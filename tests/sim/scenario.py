@@ -1,4 +1,4 @@
-"""What a seed stands for: the job, its weather, and the faults that strike it."""
+"""Scenario of a seed: the job, its network conditions, and its faults."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -20,28 +20,28 @@ DEADLINES = Deadlines(
 )
 MEMBERSHIP = Membership(heartbeat_s=0.5, suspect_s=1.5, dead_s=10.0)
 TEMPO = Tempo(first_s=25.0, phase_s=60.0, few_steps=2, settled_steps=5)
-"""Rhythms are known after a few steps, since the jobs are short."""
+"""Patience of short jobs: rhythms are known after a few steps."""
 STRATEGIES = tuple(Strategy)
 IN_PLACE = (Strategy.RETRY, Strategy.RECOVER_IN_PLACE, Strategy.EXIT)
 LONGEST_S = 1200.0
-"""A job that has neither finished nor stopped by then hangs."""
+"""Limit of virtual time. A job that has neither finished nor stopped by then hangs."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What the ranks run."""
+    """Script that the ranks run."""
 
     cooperative: bool  # it has a resilient function
     bounds: tuple[int, ...]  # the step at which each resilient function returns
     step_s: float
     setup_s: float
     between_s: float  # the script's own code after each resilient function
-    checkpoint_every: int  # 0: it writes none
+    checkpoint_every: int  # 0: no checkpoints
 
 
 @dataclass(frozen=True)
 class Weather:
-    """How the network between agents and manager behaves."""
+    """Behaviour of the network between agents and manager."""
 
     drop: float
     duplicate: float
@@ -49,14 +49,14 @@ class Weather:
     late: float
     late_s: float
     deaf: float
-    """Chance that a rank in a collective does not notice the death of a peer."""
+    """Probability that a rank in a collective does not notice the death of a peer."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. It strikes `delay_s` after the job has entered `phase`, or after its start if that is None.
+    """One fault. It strikes `delay_s` after the job has entered `phase`, or after its start if `phase` is None.
 
-    With `exactly` not in a phase that resembles it, either; with a `stage` it waits until a process has reached that.
+    If `exactly`, phases that resemble `phase` do not count. With a `stage`, it waits until a process has reached it.
     """
 
     kind: str
@@ -71,40 +71,40 @@ class Fault:
 
 @dataclass(frozen=True)
 class Scenario:
-    """All that a seed decides, but for the draws made on the way."""
+    """All decisions of a seed, except the draws made during the run."""
 
     seed: int
     policy: Policy
     script: Script
     weather: Weather
     faults: tuple[Fault, ...]
-    lag_s: tuple[float, ...]  # per node: an agent is so slow
+    lag_s: tuple[float, ...]  # for each node: delay of its agent
     standbys: int
     spares: int  # nodes that wait for a place from the start
-    delivery_s: float | None  # the cluster needs so long to give a node; None: it has none
+    delivery_s: float | None  # delay of the cluster until it gives a node; None: it has none
     manager_apart: bool  # the manager is on a machine of its own, not on the first node's
     start_max_restarts: int
     replica_sets: int = 1
-    backup_every: int = 0  # the state is copied after so many steps; 0: never
+    backup_every: int = 0  # steps between two copies of the state; 0: no copies
     saves: bool = False  # its checkpoints are taskd's own
-    dump_s: float = 2.0  # a rank's part of a checkpoint takes so long at most
-    dawdles: bool = False  # processes take a moment after each collective
+    dump_s: float = 2.0  # upper limit for a rank's part of a checkpoint
+    dawdles: bool = False  # processes pause briefly after each collective
     warms_up: bool = False  # the script commits a step of its own outside the resilient functions
-    manager_timeout_s: float | None = None  # so long an agent waits for a manager that does not answer; None: for ever
+    manager_timeout_s: float | None = None  # wait of an agent for a manager that does not answer; None: for ever
 
     @property
     def setup_s(self) -> float:
-        """Roughly when training begins."""
+        """Approximate start of training, in seconds."""
         return 0.6 + 1.5 * self.script.setup_s
 
     @property
     def training_s(self) -> float:
-        """Roughly how long it takes without a fault."""
+        """Approximate duration of training without a fault, in seconds."""
         return self.script.bounds[-1] * self.script.step_s * 1.2
 
     @property
     def relieved(self) -> bool:
-        """There is always a node for a place that is lost, in time."""
+        """True if a node always comes in time for a lost place."""
         return self.delivery_s is not None and self.delivery_s < WAIT_NODE_S / 2
 
 
@@ -117,7 +117,7 @@ TWO_SIDED = ("split", "split")
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed."""
+    """Return the scenario of a seed."""
     rng = Random(seed)
     nodes = rng.randint(1, 4) if rng.random() < 0.98 else rng.randint(5, 64)
     per_node = rng.randint(1 if nodes > 1 else 2, max(2, 8 // nodes))
@@ -164,24 +164,24 @@ def draw(seed: int) -> Scenario:
 
 
 def _replica_sets(seed: int, ranks: int) -> int:
-    """Three of ten jobs have more than one, up to one for each rank."""
+    """Return the number of replica sets. Three of ten jobs have more than one, up to one for each rank."""
     rng = Random(f"replicas {seed}")
     return rng.randint(2, ranks) if rng.random() < 0.3 and ranks > 1 else 1
 
 
 def _backup_every(seed: int, sets: int) -> int:
-    """Half of the jobs with more than one set copy their states, and some of the others."""
+    """Return the steps between copies. Half of the jobs with several sets copy their states, and some of the others."""
     rng = Random(f"copies {seed}")
     return rng.randint(1, 8) if rng.random() < (0.5 if sets > 1 else 0.05) else 0
 
 
 def _saves(seed: int) -> bool:
-    """A fifth of the jobs."""
+    """Return whether checkpoints are taskd's own, as in a fifth of the jobs."""
     return Random(f"saves {seed}").random() < 0.2
 
 
 def sociable(seed: int) -> Scenario:
-    """A job whose set-up works for all ranks together only, and that loses some of them now and then."""
+    """Return a job whose set-up works only if all ranks start together. It loses some ranks now and then."""
     rng = Random(seed)
     scenario = draw(seed)
     kills = [
@@ -208,7 +208,7 @@ def sociable(seed: int) -> Scenario:
 
 
 def divided(seed: int, *, cooperative: bool = True) -> Scenario:
-    """A long job whose network is cut again and again, each time with a new manager on the side without one."""
+    """Return a long job whose network is cut repeatedly. Each cut gets a new manager on the side without one."""
     rng = Random(seed)
     nodes = rng.randint(2, 5)
     faults = [Fault("split", None, at_s + rng.uniform(0.0, 5.0), "any", 1, rng.uniform(5.0, 60.0)) for at_s in (3, 40)]
@@ -280,7 +280,7 @@ def _fault(rng: Random, scenario: Scenario, *, first: bool, on_nodes: bool) -> F
         delay_s = scenario.setup_s + rng.uniform(0.0, scenario.training_s)
     else:
         delay_s = rng.uniform(0.0, scenario.setup_s)
-    # A manager that takes over between two resilient functions cannot tell who is in which: one known limit.
+    # A manager that takes over between two resilient functions cannot know which rank is in which: a known limit.
     kinds = KINDS + (MANAGER_KINDS if len(scenario.script.bounds) == 1 else ())
     if on_nodes:
         kinds += NODE_KINDS + (TWO_SIDED if len(scenario.script.bounds) == 1 and scenario.policy.node_count > 1 else ())

@@ -1,4 +1,4 @@
-"""The simulation finds a core that uses copies wrongly. Each mutation is one plausible mistake."""
+"""The simulation detects a core that uses copies wrongly. Each mutation is one plausible mistake."""
 
 from collections.abc import Callable, Mapping
 
@@ -36,7 +36,7 @@ def copies_of_any_set(patch: Patch) -> None:
 
 
 def back_without_need(patch: Patch) -> None:
-    """Copies are taken although every set has a holder."""
+    """Copies are loaded although every set has a holder."""
 
     def plan_restore(held: Held, keys: Keys) -> Restore | None:
         restore = ranks.plan_restore(held, keys)
@@ -49,7 +49,7 @@ def back_without_need(patch: Patch) -> None:
 
 
 def copies_never_found(patch: Patch) -> None:
-    """What the ranks report of their copies is not looked at."""
+    """The core ignores the ranks' reports of their copies."""
     patch.setattr(ranks, "_copies", lambda _held, _keys: {})
 
 
@@ -64,7 +64,7 @@ def shrinks_on_copies(patch: Patch) -> None:
 
 
 def holder_mistaken(patch: Patch) -> None:
-    """A copy is read by the rank whose state it is, whoever has reported it."""
+    """The owner of a state reads the copy, no matter which rank has reported it."""
     patch.setattr(ranks, "Loading", lambda receiver, _holder, of: Loading(receiver, receiver, of))
 
 

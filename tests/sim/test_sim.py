@@ -17,29 +17,29 @@ from tests.sim.world import play, simulate
 SEEDS = 500
 CROWDED = 2120
 MOST = 20
-"""So many rows of all tables the seeds may miss, each for a reason."""
+"""Number of rows of all tables that the seeds may miss, each for a reason."""
 BEYOND = {
     "recovery": {
-        # Two managers, of which the older one has a newer world obeyed by an agent that the newer one leads already, or
-        # does not reach, while that is in a phase that needs its own orders obeyed by all, or lasts moments.
+        # Two managers: an agent obeys the older one with a newer world. The newer manager already leads this agent or
+        # does not reach it, and is in a phase that needs all agents to obey its own orders, or that lasts moments.
         "AWAITING_QUORUM, OVERTAKEN",
         "FINISHING, OVERTAKEN",
         "JOINING, OVERTAKEN",
         "REARRANGING, OVERTAKEN",
         "RESUMING, OVERTAKEN",
         "SUSPECTING, OVERTAKEN",
-        # All have paused: only another manager can have had a process started since, for a world of the same number.
+        # All have paused: only a second manager can have started a process since, for a world of the same number.
         "ANNOUNCING, STARTED",
-        # A new manager takes over when some have written their checkpoint and others never do, and hears that again
-        # within the moments in which it wonders why.
+        # A new manager takes over when some have written their checkpoint and others never do, and receives that report
+        # again within the moments in which it asks for the cause.
         "STRAYED, DUMPED",
         "SUSPECTING, DUMPED",
         # Bits do not flip here: the simulated processes report no digests of their states.
         "RUNNING, CORRUPTED",
     },
-    "node": {"FENCED, STARTED"},  # torchrun restarts the whole group itself, between a fence and the end that it brings
-    # No simulated agent ends by an error of its own while its torchrun goes on (`tests/ends` plays that for real), and
-    # no script catches its own exception.
+    "node": {"FENCED, STARTED"},  # torchrun itself restarts the whole group, between a fence and the end it causes
+    # No simulated agent ends by an error of its own while its torchrun continues (`tests/ends` does that for real),
+    # and no script catches its own exception.
     "worker": {
         *(
             f"{state}, DESERTED"
@@ -54,7 +54,7 @@ BEYOND = {
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_set_up_that_fails_in_newcomers_alone_costs_no_more_than_under_torchrun(seed: int) -> None:
-    """Each kill costs one restart, of all; the job does all of its steps."""
+    """Each kill costs one restart of all ranks, and the job completes all steps."""
     outcome = play(sociable(seed))
     assert (outcome.breach, outcome.ended) == ("", "every rank exited with status 0"), sociable(seed)
 

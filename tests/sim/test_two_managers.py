@@ -1,4 +1,4 @@
-"""Two managers of one job, each on its side of a network that was cut: they never both decide."""
+"""Two managers of one job, each on its side of a cut network: they never both decide."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def test_two_managers_never_both_decide(cooperative: bool) -> None:
 
 
 def everybody_has_a_voice(patch: Patch) -> None:
-    """A node that waits on one side of the cut speaks for one on the other."""
+    """A node that waits on one side of the cut counts for a node on the other side."""
 
     def most(nodes: Nodes, members: dict[int, str], heard: list[NodeStatus]) -> bool:
         names = {status.agent_id for status in heard}
@@ -41,7 +41,7 @@ def everybody_has_a_voice(patch: Patch) -> None:
 
 
 def last_world_forgotten(patch: Patch) -> None:
-    """Only the nodes of the world that is to come are asked."""
+    """Only the nodes of the next world are counted."""
     honest = quorum._has_most
     patch.setattr(building, "is_known", lambda *_: True)
     patch.setattr(
@@ -50,7 +50,7 @@ def last_world_forgotten(patch: Patch) -> None:
 
 
 def older_term_obeyed(patch: Patch) -> None:
-    """Of two managers the one with the newer generation is obeyed."""
+    """The directive with the newer generation is obeyed, whichever of two managers sent it."""
     patch.setattr(agent, "_age", lambda directive: (directive.generation, directive.sequence))
 
 

@@ -1,4 +1,4 @@
-"""What the main thread of a simulated process can wait for."""
+"""Waits of the main thread of a simulated process."""
 
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tests.sim.fabric import Group
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """What a main thread waits for: a collective."""
+    """Wait of a main thread for a collective."""
 
     group: Group
     key: object
@@ -19,7 +19,7 @@ class Meet:
 
 
 class AwaitOrder:
-    """What a main thread waits for: the control thread's word."""
+    """Wait of a main thread for an order from the control thread."""
 
 
 Wanted = float | Meet | AwaitOrder
@@ -28,7 +28,7 @@ AWAIT_ORDER = AwaitOrder()
 
 
 class Abandoned:
-    """The control thread's word to a main thread that nobody recovers."""
+    """Order to a main thread that no manager recovers."""
 
 
 ABANDONED = Abandoned()

@@ -20,15 +20,15 @@ from tests.sim.outcome import explain
 from tests.sim.scenario import LONGEST_S, Fault, Scenario, draw
 
 APART = -1
-"""The number of a machine that only the manager runs on."""
+"""Number of a machine on which only the manager runs."""
 NEVER_S = 300.0
 AFTERMATH_S = 12.0
-"""What happens so long after the end must not break anything either."""
+"""Time that the simulation continues after the end, in seconds. The invariants hold then, too."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one seed went. `breach` is empty if all was well."""
+    """Result of one seed. `breach` is empty if no invariant was broken."""
 
     seed: int
     breach: str
@@ -46,11 +46,11 @@ LIKE = {
     Phase.REARRANGING: Phase.PAUSING,
     Phase.ANNOUNCING: Phase.PAUSING,
 }
-"""Faults that wait for one phase strike in those that resemble it, too."""
+"""Phases that resemble another phase. Faults that wait for the latter also strike in the former."""
 
 
 class Sim:
-    """Everything that belongs to one job."""
+    """State and parts of one simulated job."""
 
     def __init__(self, scenario: Scenario, *, tracing: bool = False) -> None:
         self.scenario = scenario
@@ -63,7 +63,7 @@ class Sim:
         self.successes = 0
         self.struck: list[str] = []
         self.needs_all = False
-        """The script's set-up fails in a process that comes alone."""
+        """True if the script's set-up fails in a process that starts alone."""
         self._pid = 1000
         self._end: JobEnded | None = None
         self._armed = [fault for fault in scenario.faults if fault.phase is not None or fault.stage is not None]
@@ -82,12 +82,12 @@ class Sim:
 
     @property
     def manager(self) -> Manager:
-        """The newest."""
+        """Newest manager."""
         return self.managers[-1]
 
     @property
     def stopped(self) -> JobEnded | None:
-        """How the newest manager has ended the job; or an earlier one, of which every agent heard before the newest."""
+        """End of the job by the newest manager, or by an earlier one if every agent received that first."""
         if self._end is not None:
             return self._end
         if len(self.managers) > 1:
@@ -97,12 +97,12 @@ class Sim:
         return self.managers[-1].stopped
 
     def _is_obeyed(self, manager: Manager) -> bool:
-        """Whether any agent that goes on has heard of it."""
+        """Return whether any remaining agent has received an order of it."""
         orders = [agent.node.directive for agent in self.agents if not agent.dead]
         return any(order is not None and order.ledger.term >= manager.core.term for order in orders)
 
     def deciding(self) -> list[Manager]:
-        """Managers that live and do not know of a newer one."""
+        """Return the living managers that do not know of a newer one."""
         return [manager for manager in self.managers if not manager.dead and not manager.core.superseded]
 
     def next_pid(self) -> int:
@@ -110,17 +110,17 @@ class Sim:
         return self._pid
 
     def ranks_of(self, place: int) -> range:
-        """The ranks of a place."""
+        """Return the ranks of a place."""
         per_node = self.policy.ranks_per_node
         return range(place * per_node, (place + 1) * per_node)
 
     def replicas_of(self, rank: int) -> str:
-        """The key of a rank's replica set."""
+        """Return the key of a rank's replica set."""
         sets = self.scenario.replica_sets
         return f"shard {rank % sets}" if sets > 1 else ""
 
     def row_of(self, rank: int, *, whole: bool) -> MeshRow | None:
-        """The ranks with which a rank has one whole replica; `whole`: its process knows the whole job."""
+        """Return the ranks that form a whole replica with this rank. `whole`: its process knows the whole job."""
         sets, ranks = self.scenario.replica_sets, len(self.everybody)
         if sets == 1:
             return None
@@ -135,7 +135,7 @@ class Sim:
         return agent
 
     def run(self) -> None:
-        """Let the job run to its end."""
+        """Run the job to its end."""
         for agent in list(self.agents):
             self.clock.after(self.rng.uniform(0.0, 0.3), agent.begin)
         self.clock.after(0.0, self.manager.begin)
@@ -148,10 +148,10 @@ class Sim:
         self._end = self.stopped
         self.clock.run(self.clock.now_s + AFTERMATH_S, lambda: False)
         while self._end is not None and self.manager.stopped is not self._end:
-            self.managers.pop()  # nobody had heard of it when the job ended
+            self.managers.pop()  # no agent had received an order of it when the job ended
 
     def _over(self) -> bool:
-        """The job has ended; or a node was lost before all had come, and the job will never be there."""
+        """Return whether the job has ended, or can never start because a node was lost before all had come."""
         if self.stopped is not None:
             return True
         if self.clock.now_s <= NEVER_S or self.manager.core.phase is not Phase.FORMING:
@@ -160,16 +160,16 @@ class Sim:
         return bool(lost) or any(agent.alone for agent in self.agents)
 
     def struck_by(self, phase: Phase) -> None:
-        """The manager is in this phase: some faults have waited for it."""
+        """Release the faults that waited for this phase of the manager or a similar one."""
         phase = LIKE.get(phase, phase)
         self._let_go(lambda fault: fault.phase is phase and not fault.exactly)
 
     def entered(self, phase: Phase) -> None:
-        """A manager has just entered this very phase."""
+        """Release the faults that waited for exactly this phase."""
         self._let_go(lambda fault: fault.phase is phase and fault.exactly)
 
     def reached(self, stage: Stage) -> None:
-        """A process has just reached this stage."""
+        """Release the faults that waited for a process to reach this stage."""
         self._let_go(lambda fault: fault.stage is stage)
 
     def _let_go(self, waits: Callable[[Fault], bool]) -> None:
@@ -181,23 +181,23 @@ class Sim:
         if self.stopped is None:
             strike(self, fault)
 
-    # ---- machines that go and come
+    # ---- machines that leave and come
 
     def lose_machine(self, agent: Agent, away_s: float) -> None:
-        """A node is gone, and the manager with it if it ran there."""
+        """Lose a node, and the manager with it if it ran there."""
         agent.die()
         if self.manager.machine == agent.machine:
             self.replace_manager(away_s, at_once=False)
 
     def replace_manager(self, away_s: float, *, at_once: bool) -> None:
-        """The manager is gone, and another one comes that knows nothing. `at_once`: while the first still lives."""
+        """Replace the manager by one that knows nothing. `at_once`: while the first one still lives."""
         if self.stopped is not None or self.manager.dead:
             return
         self.manager.dead = not at_once
         self.clock.after(away_s, self._new_manager)
 
     def split(self, length_s: float) -> bool:
-        """The network is cut, and on the side without a manager one is started, and perhaps a node: two may decide."""
+        """Cut the network. Start a manager, perhaps a node too, on the side without one: two managers may decide."""
         far = [agent.machine for agent in self.agents if not agent.dead and agent.machine != self.manager.machine]
         if self.stopped is not None or self.manager.dead or not far:
             return False
@@ -224,14 +224,14 @@ class Sim:
         dead_first = not any(agent.node.place == 0 and not agent.dead for agent in self.agents)
         machine = APART
         if dead_first and self.policy.node_count > 1 and self.rng.random() < 0.5:
-            # It comes with a new first node, whose launcher knows of no job.
+            # It comes with a new first node, whose launcher does not know of the job.
             alone = self._add_agent(NodeRank(0), wants=0, alone=True)
             machine = alone.machine
             self.clock.after(0.1, alone.begin)
         return machine
 
     def deliver_node(self, place: int) -> None:
-        """The cluster was asked for a node."""
+        """Deliver a node, as the manager requested from the cluster."""
         if self.scenario.delivery_s is not None:
             agent = self._add_agent(None, wants=place)
             self.clock.after(self.scenario.delivery_s, agent.begin)
@@ -249,7 +249,7 @@ def play(scenario: Scenario, *, tracing: bool = False) -> Outcome:
     try:
         sim.run()
         breach = explain(sim)
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong is what the seed has found
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is a finding of this seed
         breach = f"{type(error).__name__}: {error}"
         if tracing:
             raise_note(sim, error)
@@ -267,7 +267,7 @@ def play(scenario: Scenario, *, tracing: bool = False) -> Outcome:
 
 
 def raise_note(sim: Sim, error: Exception) -> None:
-    """Where the error was raised, as the last lines of the trace."""
+    """Append the error's traceback to the trace."""
     from traceback import format_exception
 
     sim.clock.trace += "".join(format_exception(error)).splitlines()

@@ -1,17 +1,17 @@
-"""What the Pythons that tests start do first: they import torch without collecting garbage meanwhile.
+"""The first actions of the Pythons that tests start: they import torch without collecting garbage meanwhile.
 
 Rules:
 
 1. `scripts/test.sh` puts this module and a `.pth` file for it into the environment's site-packages: no `sitecustomize`,
-   no PYTHONPATH, nothing that a program or taskd itself could also want. Only processes with the mark of a test in
+   no PYTHONPATH, nothing that a program or taskd itself could also use. Only processes with the mark of a test in
    their environment (`tests/leaks.py`) load it.
-2. During the first import of torch there are no collections. After it all is as ever, with what there was then frozen:
-   collected neither later nor at the end of the process. All that a program makes afterwards is collected as ever.
-   Three tenths of what such a process costs are collections of torch's own objects; they find next to nothing.
+2. During the first import of torch there are no collections. Afterwards all present objects are frozen: they are
+   collected neither later nor at the end of the process. All later objects of a program are collected as usual.
+   Three tenths of such a process's cost are collections of torch's own objects; they find next to nothing.
 3. The same holds for `torch._dynamo`, which torch imports with the first optimizer, and which is nearly as large as
-   torch. The program has objects of its own by then: what the import has left is collected once, and these are
-   untracked while the others are frozen, and so are collected as ever.
-4. It leaves nothing behind: each finder goes as it finds its module, and there is no loader of its own and no setting.
+   torch. The program has objects of its own by then. So garbage of the import is collected once, and the program's
+   objects are untracked while the others are frozen. They are collected as usual.
+4. It leaves nothing behind: each finder is removed when it finds its module. It has no loader and no setting itself.
 """
 
 import gc
@@ -44,7 +44,7 @@ def _quicken(loader, frozen_with_it):
         return
 
     def exec_module(module):
-        vars(loader).pop("exec_module", None)  # taskd may have done the same over this, and have taken all away
+        vars(loader).pop("exec_module", None)  # taskd may have done the same over this, and have removed everything
         if not gc.isenabled():
             stock(module)
             return
@@ -60,7 +60,7 @@ def _quicken(loader, frozen_with_it):
 
 
 def _freeze_all_but(others):
-    """Freeze what there is now, without these."""
+    """Freeze all present objects except these."""
     if not others:
         gc.freeze()
         return
@@ -70,7 +70,7 @@ def _freeze_all_but(others):
     untrack.argtypes = track.argtypes = [ctypes.py_object]
     untrack.restype = track.restype = None
     gc.collect()  # garbage of the import may hold frames of the program, and by them its objects
-    for other in others:  # wrapped here: ctypes asks what it is given for an attribute, and some warn then
+    for other in others:  # wrapped here: ctypes reads an attribute of each argument, and some warn then
         untrack(ctypes.py_object(other))
     gc.freeze()
     for other in others:

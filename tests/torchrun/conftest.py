@@ -12,7 +12,7 @@ Play = Callable[[Launch], Pair]
 
 @pytest.fixture(scope="package")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Twin, Twin]]:
-    """A warm torchrun without taskd, and one with it."""
+    """Yield a warm torchrun without taskd, and one with it."""
     folder = tmp_path_factory.mktemp("twins")
     with ExitStack() as stack:
         stock, taskd = Twin(folder / "stock", taskd=False), Twin(folder / "taskd", taskd=True)
@@ -25,13 +25,13 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Twin, Twin
 
 @pytest.fixture
 def play(twins: tuple[Twin, Twin], leak_mark: str) -> Play:
-    """Plays a job under both at once."""
+    """Return a function that plays a job under both at once."""
     stock, taskd = twins
 
     def play(job: Launch) -> Pair:
         if lacks := job.lacks():
             pytest.skip(f"this torchrun has no {', '.join(lacks)}")
-        with ExitStack() as stack:  # both are waited for, whatever becomes of the first
+        with ExitStack() as stack:  # both are waited for, whatever happens to the first
             taskds = taskd.begin(job, leak_mark)
             seen: list[Seen] = []
             stack.callback(lambda: seen.append(taskd.end(taskds)))

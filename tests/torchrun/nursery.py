@@ -21,15 +21,17 @@ from tests.torchrun.scripted import DEADLINE_S, LocalSocket, hear
 
 @dataclass
 class Standby:
-    """One process that can become a rank."""
+    """A process that can become a rank."""
 
     link: socket.socket
     hello: Hello
 
 
 class Nursery:
-    """A context: its ranks run `program`. At its end all processes are dead and collected, and this process reaps
-    no orphans any more."""
+    """A context whose ranks run `program`.
+
+    At its end all processes are dead and collected, and this process reaps no orphans any more.
+    """
 
     def __init__(self, folder: Path, env: dict[str, str], *program: str) -> None:
         self._folder = folder
@@ -54,9 +56,9 @@ class Nursery:
         set_subreaper(False)
 
     def launch(self, cwd: Path | None = None, **variables: str) -> Hello:
-        """Start a template and return its first Hello: it is still importing."""
+        """Start a template and return its first Hello. It is still importing."""
         before = os.getcwd()
-        os.chdir(cwd or before)  # that of torchrun is that of its ranks
+        os.chdir(cwd or before)  # torchrun's directory is that of its ranks
         try:
             self.pid = self.process.start({**self._env, **self.local.environment(), **variables})
         finally:
@@ -68,10 +70,10 @@ class Nursery:
     def start_template(self, cwd: Path | None = None, **variables: str) -> Hello:
         """Start a template and wait until it can serve."""
         self.launch(cwd, **variables)
-        self.template.send(encode(Fork(count=0)))  # somebody waits: it stands back behind nobody
+        self.template.send(encode(Fork(count=0)))  # a process waits, so the template stands back behind no rank
         ready = hear(self.template)
         if ready.threads > 1:
-            hear(self.template)  # it says so again, in place of forking
+            hear(self.template)  # it repeats that, in place of forking
         return ready
 
     def fork(self, count: int, *, prepare: bool = True) -> list[Standby]:
@@ -82,7 +84,7 @@ class Nursery:
         return standbys
 
     def become(self, standby: Standby, argv: tuple[str, ...], cwd: Path | None, env: dict[str, str]) -> int:
-        """Let it run a script to the end. Returns the exit status."""
+        """Let it run a script to the end. Return the exit status."""
         out, err = (str(path) for path in self._files(standby))
         order = order_to_become(argv, env, Logs(out, err, None), bytes(cwd) if cwd else None)
         send_packet(standby.link, encode(order))
@@ -106,14 +108,14 @@ class Nursery:
 
 
 def collect_children_of(rank: int) -> None:
-    """What a rank has started (multiprocessing's resource tracker) ends a moment after it, as our child."""
+    """Collect a rank's children. One of them (multiprocessing's resource tracker) ends a moment later, as our child."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitid(os.P_PGID, rank, os.WEXITED)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:

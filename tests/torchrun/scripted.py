@@ -1,4 +1,4 @@
-"""The runtime's side of the port, with a fixed plan instead of a manager: kill rank 1 once and do as the mode says."""
+"""The runtime's side of the port, with a fixed plan in place of a manager: kill rank 1 once and follow the mode."""
 
 import os
 import select
@@ -29,23 +29,23 @@ class LocalSocket:
         self._listener.settimeout(DEADLINE_S)
 
     def accept(self) -> tuple[socket.socket, Hello]:
-        """The next process that connects, and what it says first."""
+        """Return the next process that connects, and its first message."""
         link, _ = self._listener.accept()
         link.settimeout(DEADLINE_S)
         return link, hear(link)
 
     def fileno(self) -> int:
-        """Readable when somebody connects."""
+        """Return the descriptor, which is readable when a process connects."""
         return self._listener.fileno()
 
     def take(self) -> socket.socket:
-        """The next process that connects, which may never say anything."""
+        """Return the next process that connects, which may never send anything."""
         link, _ = self._listener.accept()
         link.settimeout(DEADLINE_S)
         return link
 
     def environment(self) -> dict[str, str]:
-        """Variables of a template."""
+        """Return the variables of a template."""
         return {"TASKD_AGENT_SOCKET": str(self.path), "TASKD_AGENT_PID": str(os.getpid())}
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ def hear(link: socket.socket) -> Hello:
 
 
 class ScriptedRuntime:
-    """Implements `NodeRuntime`. What was called is in FOLDER/calls."""
+    """Implements `NodeRuntime`. FOLDER/calls lists the calls."""
 
     def __init__(self, folder: str, mode: str) -> None:
         self._folder = Path(folder)

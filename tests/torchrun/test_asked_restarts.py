@@ -1,4 +1,4 @@
-"""The job's budget as torchrun was asked for it: 0 and nothing at all are told apart, in every spelling."""
+"""The job's budget as torchrun received it: 0 and no value are distinguished, in every spelling."""
 
 import sys
 
@@ -12,11 +12,11 @@ from taskd.adaptors.torchrun.given import max_restarts
 from taskd.core.recovery.budget import DEFAULT_MAX_RESTARTS
 
 PARAMETERS = RendezvousParameters("static", "127.0.0.1:1", "job", 1, 1, rank=0)
-"""Nobody meets: a static rendezvous opens nothing before its first round."""
+"""Parameters without a meeting: a static rendezvous opens nothing before its first round."""
 
 
 def asked(monkeypatch: pytest.MonkeyPatch, words: str, variable: str | None) -> int:
-    """The budget of a job that is started with these words, as the agent reads it."""
+    """Return the budget of a job that is started with these words, as the agent reads it."""
     if variable is not None:
         monkeypatch.setenv("PET_MAX_RESTARTS", variable)
     monkeypatch.setattr(sys, "argv", ["torchrun", *words.split()])

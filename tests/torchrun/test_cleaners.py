@@ -1,4 +1,4 @@
-"""A rank's group is killed, and what removes its shared memory has the time to do so."""
+"""A rank's group is killed, and the processes that remove its shared memory get the time to do so."""
 
 import contextlib
 import os
@@ -71,7 +71,7 @@ class Rank:
 
 @pytest.fixture(params=["reaper", "no reaper"])
 def reaps(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With and without standbys: torchrun is the parent of its ranks' orphans, or is not."""
+    """Run with and without standbys: torchrun is the parent of its ranks' orphans, or is not."""
     set_subreaper(request.param == "reaper")
     yield
     set_subreaper(False)
@@ -113,7 +113,7 @@ def test_a_tracker_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("reaps")
 def test_what_is_spared_while_torchrun_ends_its_ranks_is_left_alone() -> None:
-    """Nobody looks at it any more: it ends by itself, and holds no descriptor here."""
+    """It is not checked any more: it ends by itself, and holds no descriptor here."""
     rank, kept = Rank(), Cleaners()
     before = os.listdir("/proc/self/fd")
     kept.release()
@@ -135,7 +135,7 @@ def test_a_group_without_one_is_killed_whole() -> None:
 
 
 def test_a_rank_waits_for_those_that_may_remove_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`tmp_path` is in the place of /dev/shm, where other jobs may have segments."""
+    """`tmp_path` takes the place of /dev/shm, where other jobs may have segments."""
     monkeypatch.setattr(segments, "_SEGMENTS", tmp_path)
     rank, segment = Rank("held"), tmp_path / "fixed"
     try:

@@ -1,4 +1,4 @@
-"""What a rank's command means, and how a world's store keys are prefixed: pure text."""
+"""The meaning of a rank's command, and the prefixes of a world's store keys: pure text."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_worlds_have_keys_of_their_own() -> None:
 
 
 def test_each_meeting_has_keys_of_its_own() -> None:
-    """Also where a rank has been in a default group with others meanwhile, or where a meeting has failed."""
+    """This also holds if a rank has been in a default group with others meanwhile, or if a meeting has failed."""
     env, meetings, other = mark_round("abc", "0"), Meetings(), Meetings()
     assert [meetings.prefix(env, made) for made in (0, 0, 1, 2)] == ["taskd/abc"] * 2 + ["taskd/abc/1", "taskd/abc/2"]
     assert [other.prefix(env, made) for made in (1, 3)] == ["taskd/abc", "taskd/abc/1"]
@@ -73,7 +73,7 @@ def test_who_lived_through_a_recovery_meets_who_came_then() -> None:
 
 
 def test_ranks_of_a_torchrun_under_a_wrapper_are_their_own_torchruns() -> None:
-    """Its environment still names the interpreter of the outer one, where the wrapper is no Python that taskd knows."""
+    """If the wrapper is no Python that taskd knows, its environment still names the interpreter of the outer one."""
     outer = {"TASKD_WRAPPED": "cpython-310:/opt/other"}
     plain, wrapped = (parse_command(name, ["train.py"], "/usr/bin/python") for name in ("/usr/bin/python", "numactl"))
     assert injection(plain, outer)["TASKD_WRAPPED"] == ""

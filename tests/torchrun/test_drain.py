@@ -1,4 +1,4 @@
-"""`taskd drain`: the command in a process of its own, and a manager's end of the link for it to talk to."""
+"""`taskd drain`: the command in a process of its own, and a manager's end of the link as its peer."""
 
 import threading
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def taskd_drain(launcher: Launcher, *words: str, **env: str) -> tuple[int, str]:
 def manager(
     answer: Answer, run_dir: Path, secret: str | None = None, job_id: str = "default"
 ) -> Iterator[tuple[Address, list[Drain]]]:
-    """A manager's socket that gives this answer to all; where it listens, and what it was asked."""
+    """Yield a manager's socket that gives this answer to all: its address, and the list of its requests."""
     listen = Address(LOOPBACK, 0)
     security = secured(Security(secret.encode() if secret else None, job_id=job_id), listen, run_dir)
     asked: list[Drain] = []
@@ -57,7 +57,7 @@ def manager(
 
 
 def test_granted(launcher: Launcher, run_dir: Path) -> None:
-    """The manager's words are the result; node, job and secret reach it as they were given."""
+    """The manager's answer is the result. It receives node, job and secret as they were given."""
     with manager(Answer(granted=True, text="its ranks move to node7"), run_dir, SECRET, "night") as (address, asked):
         env = {"TASKD_MANAGER": str(address), "TASKD_SECRET": SECRET, "TASKD_JOB_ID": "night"}
         assert taskd_drain(launcher, "gpu-node-3", **env) == (0, "its ranks move to node7\n")
@@ -65,7 +65,7 @@ def test_granted(launcher: Launcher, run_dir: Path) -> None:
 
 
 def test_another_job_with_the_same_secret(launcher: Launcher, run_dir: Path) -> None:
-    """Its manager is not asked at all, and the name that was given is told."""
+    """Its manager receives no request, and the error has the given name."""
     with manager(Answer(granted=True, text="yes"), run_dir, SECRET, "day") as (address, asked):
         env = {"TASKD_MANAGER": str(address), "TASKD_SECRET": SECRET, "TASKD_JOB_ID": "night"}
         status, output = taskd_drain(launcher, "gpu-node-3", "--timeout", "3", **env)

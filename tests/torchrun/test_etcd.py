@@ -1,6 +1,6 @@
-"""`--rdzv-backend=etcd-v2`, with a real etcd where there is one, and what taskd asks of a handler where there is none.
+"""`--rdzv-backend=etcd-v2`, with a real etcd if there is one, and else taskd's requirements of a handler.
 
-Needs the program `etcd`, 3.5 or older, for torch speaks its old protocol, and the Python package `python-etcd`.
+Needs the program `etcd`, 3.5 or older, since torch uses its old protocol, and the Python package `python-etcd`.
 """
 
 import importlib.util
@@ -31,7 +31,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def etcd(tmp_path: Path, leak_mark: str) -> Iterator[int]:
-    """A server of its own; yields its port."""
+    """Start a server of its own, and yield its port."""
     del leak_mark
     program = shutil.which("etcd")
     if program is None or PACKAGE is None:
@@ -73,7 +73,7 @@ def test_two_nodes(play: Play, etcd: int) -> None:
 
 
 def etcd_handler() -> Any:
-    """As torch makes it; nothing is asked of the server before the rendezvous."""
+    """Return a handler as torch makes it. It sends nothing to the server before the rendezvous."""
     backend = EtcdRendezvousBackend(SimpleNamespace(), "job")
     return DynamicRendezvousHandler.from_backend("job", HashStore(), backend, 2, 4, "127.0.0.1")
 

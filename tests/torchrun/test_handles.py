@@ -21,7 +21,7 @@ Start = Callable[[], SubprocessHandler]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts a process as torch does, which waits for its end; all are ended."""
+    """Yield a function that starts a process as torch does, which waits for its end. All are ended."""
     made: list[SubprocessHandler] = []
 
     def start_one() -> SubprocessHandler:
@@ -35,7 +35,7 @@ def start() -> Iterator[Start]:
 
 
 def handles_on(*handlers: SubprocessHandler, stand_ins: bool = False) -> RankHandles:
-    """Those of a context that has started these."""
+    """Return the handles of a context that has started these."""
     context: Any = SimpleNamespace(
         subprocess_handlers=dict(enumerate(handlers)), _running_local_ranks=set(range(len(handlers))), _failures={}
     )
@@ -48,7 +48,7 @@ def await_end(handler: SubprocessHandler) -> None:
 
 
 def elsewhere(call: Callable[[], Any]) -> Any:
-    """What a call on another thread gives."""
+    """Return the result of a call on another thread."""
     found: list[Any] = []
     thread = Thread(target=lambda: found.append(call()))
     thread.start()

@@ -28,7 +28,7 @@ def handler() -> Iterator[SubprocessHandler]:
 
 @pytest.fixture
 def host(handler: SubprocessHandler, monkeypatch: pytest.MonkeyPatch) -> TorchrunHost:
-    """Of one rank. It would sleep for longer than a test waits."""
+    """Return the host of one rank. It would sleep for longer than a test waits."""
     monkeypatch.setattr(hosts, "_REST_S", 10 * LIMIT_S)
     context: Any = SimpleNamespace(
         subprocess_handlers={0: handler},
@@ -43,12 +43,12 @@ def host(handler: SubprocessHandler, monkeypatch: pytest.MonkeyPatch) -> Torchru
         _failures={},
     )
     group: Any = SimpleNamespace(workers=[SimpleNamespace(local_rank=0, global_rank=0)])
-    template: Any = None  # no standby is asked for
+    template: Any = None  # no standby is requested
     return TorchrunHost(context, group, {L0: Command(("sleep",), False, "")}, template, lambda: None, lambda: False)
 
 
 def asleep(host: TorchrunHost) -> Thread:
-    """A thread that waits as torchrun's does, once it does."""
+    """Return a thread that waits as torchrun's does, once it does."""
     thread = Thread(target=lambda: host.await_turn(formed=True), daemon=True)
     thread.start()
     thread.join(0.3)
@@ -60,10 +60,10 @@ def test_the_end_of_a_rank_wakes_it(host: TorchrunHost, handler: SubprocessHandl
     thread = asleep(host)
     handler.proc.kill()
     handler.proc.wait()
-    assert host.exit_status(L0) == -signal.SIGKILL  # the agent's thread has seen the death
+    assert host.exit_status(L0) == -signal.SIGKILL  # the agent's thread has detected the death
     thread.join(LIMIT_S)
     assert not thread.is_alive()
-    host.await_turn(formed=True)  # torchrun looks at its own interval until the rank runs again
+    host.await_turn(formed=True)  # torchrun polls at its own interval until the rank runs again
 
 
 def test_a_change_of_who_decides_wakes_it(host: TorchrunHost) -> None:

@@ -1,6 +1,6 @@
 """`--numa-binding`: refused and applied alike with and without taskd, and applied again when a rank is replaced.
 
-Torch binds a rank to the CPUs near its GPU. The tests have none, so that torch is told of two (`programs/numa.py`).
+Torch binds a rank to the CPUs near its GPU. The tests have none, so torch is made to find two (`programs/numa.py`).
 """
 
 import json
@@ -30,7 +30,7 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 
 @pytest.mark.parametrize("mode", everyday(MODES, "node"))
 def test_refused(play: Play, mode: str) -> None:
-    """There is no GPU."""
+    """It is refused for lack of a GPU."""
     pair = play(REFUSED[mode])
     assert pair.taskd.statuses == pair.stock.statuses == [1]
     assert errors(pair.taskd) == errors(pair.stock)
@@ -42,7 +42,7 @@ def errors(seen: Seen) -> set[str]:
 
 
 def applied(play: Play, mode: str) -> Pair:
-    """Each is played once."""
+    """Play each mode once, and return the result."""
     if mode not in _applied:
         _applied[mode] = play(APPLIED[mode])
     return _applied[mode]
@@ -67,7 +67,7 @@ def test_exclusive_cpus(play: Play) -> None:
 @pytest.mark.thorough
 @needs_two
 def test_a_replaced_rank_is_bound_as_before(launcher: Launcher, run_dir: Path) -> None:
-    """It starts cold, for a warm process is bound to nothing; that is said once."""
+    """It starts cold, since a warm process is not bound. That is reported once."""
     job = Job(launcher, run_dir, 2)
     points = [point("one", 1, 3, "forward"), point("on", 1, 6, "begin")]
     plan = json.dumps({"folder": str(run_dir), "steps": 8, "points": points})

@@ -1,4 +1,4 @@
-"""Scripts that do what few do, under torchrun as it comes and with taskd: both must give the same."""
+"""Scripts with rare behaviour, under stock torchrun and with taskd: both must give the same."""
 
 import pytest
 

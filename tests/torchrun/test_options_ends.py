@@ -1,6 +1,6 @@
-"""How jobs end: failures and their reports, restarts, signals, time limits, watchdogs, events; with and without taskd.
+"""The end of jobs: failures and reports, restarts, signals, time limits, watchdogs, events; with and without taskd.
 
-What differs on purpose: without `--max-restarts` torchrun restarts nothing, taskd until its own limits.
+One difference is intended: without `--max-restarts` torchrun restarts nothing, and taskd restarts until its own limits.
 """
 
 import json
@@ -59,11 +59,11 @@ def test_failures_are_reported_alike(play: Play, name: str) -> None:
 
 
 ENDS_TORCHRUN = "os.getpid(), reap_signal" in getsource(file_based_local_timer)
-"""The watchdog of newer torch ends torchrun as well as the rank. Where it does not, taskd starts the rank again."""
+"""True if torch's watchdog ends torchrun as well as the rank, as in newer torch. Otherwise taskd restarts the rank."""
 LEFT_OUT = "watchdog, no restarts" if ENDS_TORCHRUN else "watchdog"
-"""Where the watchdog ends torchrun, a job without restarts ends by two things at once: which comes first is chance."""
+"""Omitted job: if the watchdog ends torchrun, a job without restarts ends by two things at once, in random order."""
 WITH_A_FAULT = {"watchdog, no restarts": (FAULT.format(0),), "watchdog": (FAULT.format(0),) if ENDS_TORCHRUN else ()}
-"""Where it ends both, taskd tells of the rank's death if it has seen that first."""
+"""Additional lines: if it ends both, taskd reports the rank's death if it has detected that first."""
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNALS if name != LEFT_OUT])
@@ -76,7 +76,7 @@ def test_signals_end_the_job_alike(play: Play, name: str) -> None:
 
 
 def test_restarts_until_it_succeeds(play: Play) -> None:
-    """Two failures, then success: each attempt sees the same of its number, and says it to a file of its own."""
+    """Two failures, then success: each attempt finds the same values of its number, and prints them to its own file."""
     pair = play(OTHERS["restarts"])
     assert pair.stock.statuses == pair.taskd.statuses == [0]
     assert starts(pair.taskd) == starts(pair.stock)
@@ -102,7 +102,7 @@ def attempts(seen: Seen) -> dict[str, str]:
 
 
 def said(seen: Seen) -> list[str]:
-    """What is in the files of each rank and attempt."""
+    """Return the content of the files of each rank and attempt."""
     return sorted(f"{name}: {text}" for name, text in seen.files.items() if text)
 
 
@@ -127,7 +127,7 @@ def events(seen: Seen) -> list[tuple[str, str, str, str]]:
 
 
 def test_health_check_server(play: Play) -> None:
-    """torch's own server does nothing; one that is put in its place is started, asked and stopped alike."""
+    """torch's own server does nothing. One in its place is started, queried and stopped alike."""
     pair = play(OTHERS["health"])
     pair.check()
     for line in ("server on {port} of 60 s", "started", "alive now", "stopped"):

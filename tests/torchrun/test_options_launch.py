@@ -1,4 +1,4 @@
-"""torchrun's options on what runs, and where: each job the same with and without taskd."""
+"""torchrun's options on the program and its places: each job the same with and without taskd."""
 
 import sys
 

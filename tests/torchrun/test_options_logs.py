@@ -42,7 +42,7 @@ FILES = {
     "duplicates": {"stdout.log", "stderr.log", "filtered_stdout.log", "filtered_stderr.log"},
     "prefix": {"stdout.log"},
 }
-"""Names of the files that something is written to."""
+"""Names of the files that are written to."""
 PLUGIN = PROGRAMS / "plugin" / "loud.py"
 LOGS_SPECS = launch(LOGS, "--logs-specs=loud", "--tee=1", "{observer}", program=str(PROGRAMS / "plugged.py"))
 
@@ -72,7 +72,7 @@ def test_files_and_console(play: Play, name: str) -> None:
 
 
 def test_logs_specs_of_a_plugin(play: Play, tmp_path: Path) -> None:
-    """Another package says where the logs go, as its entry point in the group `torchrun.logs_specs`."""
+    """Another package names the place of the logs, as its entry point in the group `torchrun.logs_specs`."""
     shutil.copy(PLUGIN, tmp_path)
     metadata = tmp_path / "loud-1.dist-info"
     metadata.mkdir()

@@ -1,4 +1,4 @@
-"""torchrun's options on several nodes: fixed numbers of them with a manager, and MIN:MAX with whoever is there."""
+"""torchrun's options on several nodes: a fixed number of them with a manager, and MIN:MAX with the present ones."""
 
 import pytest
 
@@ -44,7 +44,7 @@ LATE = Launch(
 
 @pytest.mark.parametrize("name", FIXED)
 def test_two_nodes(play: Play, name: str) -> None:
-    """torch complains of a lost store if the node that has it leaves first; which does is chance."""
+    """torch complains of a lost store if the node that has it leaves first, which happens by chance."""
     pair = play(FIXED[name])
     pair.check_ranks()
     assert pair.stock.statuses == [0, 0], pair.stock.text
@@ -52,7 +52,7 @@ def test_two_nodes(play: Play, name: str) -> None:
 
 
 def test_fewer_than_the_most(play: Play) -> None:
-    """The job starts with the nodes that have come by the last call. Of a manager no word is said."""
+    """The job starts with the nodes that have come by the last call. There is no output about a manager."""
     pair = play(ALONE)
     pair.check()
     assert pair.stock.statuses == [0]
@@ -61,7 +61,7 @@ def test_fewer_than_the_most(play: Play) -> None:
 
 @pytest.mark.parametrize("name", UNMANAGED)
 def test_no_manager_where_one_is_presumed(play: Play, name: str) -> None:
-    """torchrun's own behaviour holds from the start, and no word is said of it."""
+    """torchrun's own behaviour holds from the start, without any output about that."""
     pair = play(UNMANAGED[name])
     assert pair.taskd.statuses == pair.stock.statuses, pair.taskd.text
     assert sorted(pair.taskd.ranks) == sorted(pair.stock.ranks)
@@ -70,7 +70,7 @@ def test_no_manager_where_one_is_presumed(play: Play, name: str) -> None:
 
 
 def test_nobody_else_comes(play: Play) -> None:
-    """torch gives up after the time that it is given; that no manager answers either changes nothing."""
+    """torch gives up after its time limit. The missing manager changes nothing."""
     pair = play(NOBODY)
     for seen in (pair.stock, pair.taskd):
         assert seen.statuses == [1]
@@ -79,7 +79,7 @@ def test_nobody_else_comes(play: Play) -> None:
 
 
 def test_a_fixed_number_of_nodes_and_no_address(play: Play) -> None:
-    """Nothing but the user can say where such a job has its manager: one line asks for it, and torchrun goes on."""
+    """Only the user knows where such a job has its manager: one line asks for it, and torchrun goes on."""
     pair = play(NO_ADDRESS)
     assert pair.taskd.statuses == pair.stock.statuses == [1]
     assert pair.taskd.text.count("taskd cannot take part: TASKD_MANAGER: found nothing") == 1, pair.taskd.text
@@ -87,7 +87,7 @@ def test_a_fixed_number_of_nodes_and_no_address(play: Play) -> None:
 
 
 def test_a_node_that_comes_late(play: Play) -> None:
-    """All ranks start again in the larger world. Which words taskd finds for it is not torchrun's contract."""
+    """All ranks start again in the larger world. taskd's words about that are not part of torchrun's contract."""
     pair = play(LATE)
     for seen in (pair.stock, pair.taskd):
         assert seen.statuses == [0, 0], seen.text

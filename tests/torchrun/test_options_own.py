@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("programs") / "seen_options.py"
 
 
 def seen(launcher: Launcher, run_dir: Path, *options: str, enabled: str = "on") -> object:
-    """What the script finds: the two variables, and its own arguments."""
+    """Return the script's view: the two variables, and its own arguments."""
     env = {"TASKD_PROCESS_ENABLE": enabled, "TASKD_RUN_DIR": str(run_dir), "TASKD_STANDBY": "0"}
     words: list[str | Path] = [
         sys.executable,

@@ -107,5 +107,5 @@ def test_every_variable_is_played_with_another_value_than_the_options_default(mo
 
 
 def defaults() -> dict[str, Any]:
-    """Of every option, as torchrun takes them from its variables."""
+    """Return the default of every option, as torchrun takes it from its variables."""
     return {action.dest: action.default for action in get_args_parser()._actions if action.dest != "help"}

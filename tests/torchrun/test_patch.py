@@ -16,12 +16,12 @@ LAUNCHER = "torch.distributed.launcher.api"
 
 
 def python(code: str, *, enabled: bool = True) -> tuple[str, str]:
-    """Output and errors of a fresh interpreter, which must end well."""
+    """Return output and errors of a fresh interpreter, which must end well."""
     return program("-c", code, enabled=enabled)
 
 
 def program(*words: str | Path, enabled: bool = True) -> tuple[str, str]:
-    """The same of a program."""
+    """Return output and errors of a program, which must end well."""
     env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else "off"}
     done = subprocess.run(
         [sys.executable, *words], env=env, capture_output=True, text=True, check=False, timeout=150, cwd="/"
@@ -31,7 +31,7 @@ def program(*words: str | Path, enabled: bool = True) -> tuple[str, str]:
 
 
 def agent_class(code: str) -> str:
-    """Code that prints which agent the launcher has after `code`."""
+    """Return code that prints the launcher's agent class after `code`."""
     return f"import sys\n{code}\nimport {LAUNCHER} as launcher\nprint(launcher.LocalElasticAgent.__name__)"
 
 
@@ -64,7 +64,7 @@ def test_every_way_installs_once(code: str) -> None:
 
 
 def test_loaded_in_the_middle_of_the_launchers_import() -> None:
-    """As torch does with a plugin when a program imports the launcher itself."""
+    """torch loads a plugin so when a program imports the launcher itself."""
     assert program(PROGRAMS / "loads_midway.py")[0] == "TaskdElasticAgent"
 
 

@@ -1,4 +1,4 @@
-"""After a fork: the memory is there before it is needed, and whoever is needed sooner does not wait."""
+"""After a fork, the memory is there before it is needed, and a process that is needed sooner does not wait."""
 
 import ctypes
 import mmap
@@ -20,7 +20,7 @@ PAGES = MEMORY_BYTES // PAGE_BYTES
 
 
 def faults_of_a_child(before: Callable[[], None]) -> int:
-    """What it costs a forked child to write to each page of the memory that its parent has filled."""
+    """Return the page faults of a forked child that writes to each page of memory that its parent has filled."""
     memory = bytearray(os.urandom(PAGE_BYTES) * PAGES)
 
     def count() -> int:
@@ -34,7 +34,7 @@ def faults_of_a_child(before: Callable[[], None]) -> int:
 
 
 def in_a_child(count: Callable[[], int]) -> int:
-    """The number that a forked child comes to."""
+    """Return the number that a forked child computes."""
     result, answer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -40,13 +40,13 @@ def run(*arguments: str, cwd: Path, env: dict[str, str] = ENVIRONMENT) -> Outcom
 
 
 def begun(*arguments: str, cwd: Path, env: dict[str, str] = ENVIRONMENT) -> Outcome:
-    """As a rank begins."""
+    """Run the script as a rank begins."""
     return run(*arguments, cwd=cwd, env={**env, **starting_with(START, env)})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The programs, and one that does not parse, in a directory of their own."""
+    """Return a folder of the programs, and of one that does not parse."""
     place = tmp_path / "programs"
     shutil.copytree(PROGRAMS, place, ignore=shutil.ignore_patterns("__pycache__"))
     (place / "broken.py").write_text("x = 1\ndef f(:\n")
@@ -82,7 +82,7 @@ def test_a_rank_respects_safe_path(folder: Path) -> None:
 
 @pytest.mark.parametrize("path", [f":{ROOT}", f"{ROOT}:", f"{ROOT}:/absent"])
 def test_a_rank_keeps_every_entry_of_the_path(folder: Path, path: str) -> None:
-    """An empty one is the working directory."""
+    """An empty entry is the working directory."""
     (folder / "entries.py").write_text("import os, sys\nprint(os.environ['PYTHONPATH'], sys.path)\n")
     env = {**ENVIRONMENT, "PYTHONPATH": path}
     assert begun("entries.py", cwd=folder, env=env) == run("entries.py", cwd=folder, env=env)

@@ -1,4 +1,4 @@
-"""The job's secret is the agent's: no rank has it in its environment, where trackers and logs would find it."""
+"""Only the agent has the job's secret: no rank has it in its environment, where trackers and logs would find it."""
 
 from pathlib import Path
 

@@ -17,7 +17,7 @@ LOADS = Path(__file__).with_name("programs") / "loads_copy.py"
 
 @pytest.fixture
 def original(tmp_path: Path) -> bytes:
-    """The file as torch ships it."""
+    """Return the file as torch ships it."""
     return b"".join(line for line in torchrun_file().read_bytes().splitlines(True) if line.decode().strip() != SED_LINE)
 
 
@@ -40,7 +40,7 @@ def patch(action: str, path: Path) -> tuple[int, str]:
 
 
 def run_copy(path: Path, *, enabled: bool) -> str:
-    """Load the copy as torch.distributed.run, and say which agent the launcher has then."""
+    """Load the copy as torch.distributed.run, and return the launcher's agent class."""
     env = {**environment(), "PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on" if enabled else ""}
     return subprocess.run(
         [sys.executable, LOADS, str(path)], env=env, capture_output=True, text=True, check=True
@@ -72,7 +72,7 @@ def test_the_script_applies_once_and_reverts_exactly(copy: Path, original: bytes
 def test_the_script_undoes_the_seeds_line(copy: Path, original: bytes) -> None:
     sed(copy)
     sed(copy)
-    matching = sum(b"import os" in line for line in original.splitlines())  # in older torch one of a comment too
+    matching = sum(b"import os" in line for line in original.splitlines())  # in older torch one in a comment, too
     assert matching
     assert f"{2 * matching} line(s)" in patch("status", copy)[1]
     assert patch("revert", copy)[0] == 0
@@ -121,7 +121,7 @@ def test_lines_keep_their_ends(copy: Path, original: bytes, end: bytes) -> None:
 
 @pytest.mark.root
 def test_a_read_only_installation_is_one_line(tmp_path: Path, copy: Path, original: bytes) -> None:
-    """A mount that nobody can write to, root neither."""
+    """It is a mount to which not even root can write."""
     mount = 'mount --bind -o ro "$1" "$1" && shift && exec "$@"'
     command = [sys.executable, "-m", "taskd", "patch", "apply", "--file", str(copy)]
     env = {**environment(), "PYTHONPATH": str(ROOT)}
@@ -143,7 +143,7 @@ def test_a_copy_that_shares_its_inode_stays_as_it_is(tmp_path: Path, copy: Path,
 
 
 def test_the_installation_of_another_python(tmp_path: Path) -> None:
-    """Each has a torch of its own; one that has none is named."""
+    """Each Python has a torch of its own. One without torch is named."""
     for name, content in (("with", "import os\n"), ("without", None)):
         python = tmp_path / name
         folder = tmp_path / f"{name}-packages"

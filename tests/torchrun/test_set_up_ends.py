@@ -1,4 +1,4 @@
-"""What is told of a set-up that fails: the damaged file, and whether it is the former failure again."""
+"""Reports of a failed set-up: the damaged file, and whether it repeats the former failure."""
 
 import io
 import json
@@ -94,7 +94,7 @@ def test_a_healthy_file_beside_what_fails_is_not_named(
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     file = tmp_path / "README.md"
     file.write_text("# A job")
-    path = filename = file  # as a script's `main` may call it
+    path = filename = file  # a script's `main` may use these names
     assert filename.exists()
     assert with_file("E: no.", error_of(lambda: call(path))) == "E: no."
 

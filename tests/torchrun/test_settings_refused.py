@@ -1,4 +1,4 @@
-"""A wrong setting ends torchrun with status 2 before a rank starts. What only MASTER_ADDR says does not."""
+"""A wrong setting ends torchrun with status 2 before a rank starts. A wrong value from MASTER_ADDR alone does not."""
 
 import re
 import socket
@@ -83,7 +83,7 @@ def test_torchrun_ends_before_a_rank_starts(play: Play, env: dict[str, str]) -> 
 def test_a_manager_that_was_only_guessed_needs_no_secret(play: Play) -> None:
     """Two nodes meet at an address that others reach too: one line each, and stock torchrun.
 
-    torch complains of a lost store if the node that has it leaves first; which does is chance.
+    torch complains of a lost store if the node that has it leaves first, which happens by chance.
     """
     host = own_address()
     words = ("--nnodes=2", "--nproc-per-node=1", f"--master-addr={host}", "--master-port={port}", "{observer}")
@@ -98,7 +98,7 @@ def test_a_manager_that_was_only_guessed_needs_no_secret(play: Play) -> None:
 
 
 def own_address() -> str:
-    """An address of this machine that is not loopback."""
+    """Return an address of this machine that is not loopback."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((ELSEWHERE.partition(":")[0], 9))  # sends nothing

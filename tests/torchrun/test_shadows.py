@@ -1,4 +1,4 @@
-"""Modules of the user's, beside the script and where it starts, that have the names of what taskd imports."""
+"""Modules of the user's, beside the script and its directory, with the names of taskd's imports."""
 
 import shutil
 import sys
@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.slow]
 PROGRAM = Path(__file__).with_name("programs") / "shadowed.py"
 STANDARD = ("platform", "random", "tempfile", "textwrap", "uuid", "ipaddress", "queue", "typing", "logging", "signal")
 TORCHRUN = ("python", "-c", "import sys; sys.path.pop(0); from torch.distributed.run import main; main()")
-"""As the command `torchrun`: the working directory is not on its path."""
+"""Equivalent of the command `torchrun`: the working directory is not on its path."""
 
 
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
-    """A folder of the user's."""
+    """Return a folder of the user's."""
     folder = tmp_path / "users"
     folder.mkdir()
     return folder
@@ -33,7 +33,7 @@ def shadow(folder: Path, *names: str) -> None:
 
 
 def both(launcher: Launcher, folder: Path, run_dir: Path, *command: str) -> list[tuple[int, str]]:
-    """What torchrun gives as it comes, and with taskd, which must have taken part."""
+    """Return the results of stock torchrun, and of torchrun with taskd, which must have taken part."""
     ours = {**ENVIRONMENT, "TASKD_STANDBY": "0", "TASKD_RUN_DIR": str(run_dir)}
     seen = [launcher.run(command, cwd=folder, env={**ours, "TASKD_PROCESS_ENABLE": one}) for one in ("off", "on")]
     assert '"processes"' in (run_dir / "default" / "journal.jsonl").read_text()
@@ -72,7 +72,7 @@ def test_a_folder_called_taskd(launcher: Launcher, users: Path, run_dir: Path) -
 
 
 def test_an_isolation_inside_another_leaves_the_users_path() -> None:
-    """A warm process has torch already, so that what needs torch is imported within the first."""
+    """A warm process has torch already, so modules that need torch are imported within the first."""
     before = list(sys.path)
     isolation = ImportIsolation(set(sys.modules), ["/ours"])
     with isolation:

@@ -27,7 +27,7 @@ TOUCHES = Path(__file__).with_name("programs") / "plugin" / "touches.py"
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """Ranks' environment, with a directory for made-up modules on the path."""
+    """Return the ranks' environment, with a directory for generated modules on the path."""
     return {**environment(), "PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"}
 
 
@@ -49,13 +49,13 @@ def test_standbys_are_children_of_the_agent_and_members_of_the_templates_group(
 
 
 def own_mb(pid: int) -> float:
-    """Memory that a process shares with no other."""
+    """Return the memory that a process shares with no other, in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def ready_mb(*pids: int) -> float:
-    """Memory of their own that these standbys have when they no longer make themselves ready."""
+    """Return the private memory of these standbys when their preparation is over, in MiB."""
     before_mb, now_mb = 0.0, sum(map(own_mb, pids))
     while now_mb != before_mb:  # the timeout of this module bounds it
         time.sleep(0.3)
@@ -155,7 +155,7 @@ print(ascii((os.getcwd(), sys.argv[1:], os.environ["V\\udcff"], len(os.environ["
 
 
 def test_a_rank_is_given_the_kernels_bytes(run_dir: Path, tmp_path: Path, env: dict[str, str]) -> None:
-    """Names that are not UTF-8, and more variables than one datagram has room for."""
+    """Names are not UTF-8, and there are more variables than fit one datagram."""
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     write_module(tmp_path, "script", SEES)

@@ -1,4 +1,4 @@
-"""What a template imports beside ranks that start: behind them, and without collections."""
+"""Imports of a template beside ranks that start: after them, and without collections."""
 
 import gc
 import select
@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Modules that take 20 ms of a processor each."""
+    """Yield the names of modules that take 20 ms of a processor each."""
     made = [f"taskd_test_work_{number}" for number in range(MODULES)]
     for name in made:
         (tmp_path / f"{name}.py").write_text(WORK)
@@ -39,7 +39,7 @@ def links() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 class RecordedPolls:
-    """`select.poll`, and how long each call was to wait in vain; 0 where something was to be read."""
+    """`select.poll`, with the time that each call waited in vain; 0 if there was something to read."""
 
     def __init__(self) -> None:
         self.in_vain_s: list[float] = []
@@ -66,7 +66,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> RecordedPolls:
 
 
 def import_all(names: list[str], near: socket.socket) -> None:
-    """Each module waits as long as it works, as for a processor."""
+    """Import all of them. Each module waits as long as it works, as for a processor."""
     with standing_back(near):
         for name in names:
             __import__(name)
@@ -117,7 +117,7 @@ def test_a_threshold_that_a_module_sets_stays() -> None:
 
 
 def test_a_rank_imports_nothing_of_the_managers_machine() -> None:
-    """It costs the start of each rank 0.15 s."""
+    """It would cost the start of each rank 0.15 s."""
     program = (
         "import sys, taskd.adaptors.training.session, taskd.runtime.worker.worker, taskd\n"
         "print([name for name in sys.modules if name.startswith(('taskd.core.recovery', 'taskd.runtime.manager'))])"

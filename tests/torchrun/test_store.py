@@ -1,4 +1,4 @@
-"""Who reaches the store at which a new generation meets, and what can be guessed of it."""
+"""Access to the store at which a new generation meets, and its guessable content."""
 
 import socket
 from datetime import timedelta
@@ -10,7 +10,7 @@ from taskd.adaptors.torchrun.store import NodeStore
 from taskd.config.address import Address
 
 ELSEWHERE = "127.0.0.2"
-"""An address of this machine that is not the one at which the store of one node is served."""
+"""An address of this machine at which the store of one node is not served."""
 
 
 @pytest.mark.parametrize("manager", [None, Address("127.0.0.1", 9601)], ids=["embedded", "on loopback"])

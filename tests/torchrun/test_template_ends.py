@@ -62,7 +62,7 @@ if text:
 
 
 def calls() -> Iterator[str]:
-    """All functions of the module whose code a template and a standby run, and those of the system that it calls."""
+    """Yield all functions of the module whose code a template and a standby run, and the system's that it calls."""
     for name, value in vars(standby).items():
         if inspect.isfunction(value) and value.__module__ == STANDBY and name != "_exercise":
             yield f"{STANDBY}:{name}"
@@ -84,7 +84,7 @@ UNUSED: Final = frozenset((f"{STANDBY}:probe",))
 
 
 class Agent:
-    """Does with one template what an agent does: has it fork a standby, and makes that a rank."""
+    """Acts as an agent with one template: has it fork a standby, and makes that a rank."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self._folder = folder
@@ -96,7 +96,7 @@ class Agent:
         self._rank = 0
 
     def play(self) -> int:
-        """Until the template, or what it has forked, has ended: the rank's status, or -1 of what was none yet."""
+        """Wait until the template or its fork has ended. Return the rank's status, or -1 if there was no rank yet."""
         self._template = template = self._process.start({**self._env, **self._local.environment()})
         until_s = time.monotonic() + DEADLINE_S
         while time.monotonic() < until_s:

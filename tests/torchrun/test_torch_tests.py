@@ -1,4 +1,4 @@
-"""How torch's own tests are compared, by a checkout of our own making."""
+"""The comparison of torch's own tests, with a checkout of our own making."""
 
 import json
 import shutil

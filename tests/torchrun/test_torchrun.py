@@ -1,4 +1,4 @@
-"""Real torchrun, real ranks, a real template; only the manager's place is taken by a script (`scripted.py`)."""
+"""Real torchrun, real ranks, a real template; only the manager is replaced by a script (`scripted.py`)."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "TASKD_PROCESS_ENABLE": "on", "OMP_NUM_T
 
 
 class Run:
-    """The pieces of one job in a directory of its own."""
+    """The parts of one job in a directory of its own."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.launcher = launcher
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def lives(self) -> dict[tuple[str, str], list[str]]:
-        """What each incarnation of each rank saw: pid, parent, group, torch imported already, error file."""
+        """Surroundings of each incarnation of each rank: pid, parent, group, torch imported already, error file."""
         lines = [line.split() for line in (self.folder / "lives").read_text().splitlines()]
         return {(line[0], line[1]): line[2:] for line in lines}
 
@@ -123,7 +123,7 @@ def test_an_exception_fails_the_job_in_stock_mode(job: Run) -> None:
     assert status == 1
     assert "exitcode  : 1" in output
     trace = output[output.index("Traceback") : output.index("ValueError: rank 1 fails")]
-    files = re.findall(r'File "([^"]+)"', trace)  # the other rank's output may stand between the lines
+    files = re.findall(r'File "([^"]+)"', trace)  # the other rank's output may be between the lines
     assert files, trace
     assert not any(file.startswith(str(ROOT / "taskd")) for file in files), "the traceback shows no frame of ours"
 

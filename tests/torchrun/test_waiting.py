@@ -28,13 +28,13 @@ from tests.e2e.test_manager import start_manager
 from tests.launch import Launcher, free_port
 
 HEED_S = 2.5
-"""torch looks for waiting nodes with each look at the ranks, and asks the store for them once a second."""
+"""Time in which torch would react. It queries the store for waiting nodes when it polls the ranks, once a second."""
 LIMIT_S = 20.0
 RUN_ID = "late"
 
 
 class Names:
-    """What stands in a c10d rendezvous: how many names in which list."""
+    """Content of a c10d rendezvous: the number of names in each list."""
 
     def __init__(self, store: TCPStore) -> None:
         self._backend = C10dRendezvousBackend(store, RUN_ID)
@@ -59,7 +59,7 @@ def until(look: Callable[[], object], what: str) -> None:
 
 
 class Managed:
-    """A job of one place with `--nnodes=1:2`, and whoever comes late."""
+    """A job of one place with `--nnodes=1:2`, and a late node."""
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.job = Job(launcher, folder, 1)
@@ -67,7 +67,7 @@ class Managed:
         self._env = {**self.job.environment(), "TASKD_MANAGER": f"127.0.0.1:{self.manager_port}", "TASKD_STANDBY": "0"}
 
     def start(self, **env: str | None) -> Process:
-        """One more node; `env` is its own."""
+        """Start one more node. `env` is its own."""
         own = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{self._port}")
         more = (f"--rdzv-id={RUN_ID}", "--rdzv-conf=last_call_timeout=1", "--local-addr=127.0.0.1")
         plan = f'{{"folder": "{self.job.folder}", "points": [{{"name": "run", "rank": 0, "at": ["run"]}}]}}'
@@ -75,7 +75,7 @@ class Managed:
         return self.job.launcher.start(command, env={**self._env, **env})
 
     def begin(self, **env: str | None) -> Names:
-        """The manager and the first node; returns when its rank runs and the manager knows."""
+        """Start the manager and the first node. Return when its rank runs and the manager knows that."""
         self.manager = start_manager(self.job, self.manager_port)
         self.job.watch(self.start(**env))
         self.job.held("run")
@@ -83,7 +83,7 @@ class Managed:
         return Names.at(self._port)
 
     def check_undisturbed(self) -> None:
-        """The first node's rank is the process that it was from the start, and ends well."""
+        """Check that the first node's rank has its first process, and ends well."""
         assert [path.name for path in self.job.folder.glob("seen-*")] == ["seen-0-0"], self.job.output
         self.job.release("run")
         assert self.job.end() == 0
@@ -121,7 +121,7 @@ def test_a_node_that_waits_for_a_place_leaves_the_list(managed: Managed) -> None
 
 @pytest.mark.thorough
 def test_torchruns_own_behaviour_when_it_has_taken_over(managed: Managed) -> None:
-    """The manager is gone: all ranks start again together with a node that comes late."""
+    """The manager is gone. All ranks start again together with a late node."""
     env = {"TASKD_MANAGER_WAIT_S": "0.5", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     managed.begin(**env)
     managed.manager.kill()
@@ -137,13 +137,13 @@ def test_torchruns_own_behaviour_when_it_has_taken_over(managed: Managed) -> Non
 
 
 def serve() -> TCPStore:
-    """No fixture: pytest would keep it until the test's leaks are counted."""
+    """Start a store. It is no fixture, since pytest would keep it until the test's leaks are counted."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _first_server() -> None:
-    """What torch's servers share and keep for good is there before any leak is counted."""
+    """Create the objects that torch's servers share and keep for good, before any leak is counted."""
     serve()
 
 
@@ -166,7 +166,7 @@ def handler(store: TCPStore, least: int, most: int) -> DynamicRendezvousHandler:
     [(1, 2, False, "wait_list"), (1, 1, False, "redundancy_list"), (2, 2, True, "participants")],
 )
 def test_a_rendezvous_left_half_way(least: int, most: int, alone: bool, part: str) -> None:
-    """Its thread ends, no name is left of it, and the same node may come again."""
+    """Its thread ends, no name of it is left, and the same node may come again."""
     store = serve()
     names, first, second = Names(store), handler(store, least, most), handler(store, least, most)
     if not alone:
@@ -190,7 +190,7 @@ def test_a_rendezvous_left_half_way(least: int, most: int, alone: bool, part: st
 
 
 def test_a_rendezvous_that_is_over() -> None:
-    """A node that has come into the world meanwhile leaves it too."""
+    """A node that has come into the world meanwhile leaves it, too."""
     store = serve()
     names, second = Names(store), handler(store, 1, 2)
     thread = threading.Thread(target=second.next_rendezvous)
@@ -203,7 +203,7 @@ def test_a_rendezvous_that_is_over() -> None:
 
 
 def test_set_aside() -> None:
-    """Only while taskd leads; then the store is not asked."""
+    """It is set aside only while taskd leads. The store is not queried then."""
     asked: list[int] = []
     leads = False
 
@@ -224,7 +224,7 @@ SERVER = Path(__file__).with_name("programs") / "store_server.py"
 
 
 def test_a_lost_store_is_no_complaint_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """Though this node has sent no heartbeat since: it had left the list."""
+    """This holds though this node has sent no heartbeat since: it had left the list."""
     with subprocess.Popen([sys.executable, SERVER], stdin=PIPE, stdout=PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline().split()[1])
@@ -260,7 +260,7 @@ class Spec:
 
 
 class StaticRendezvous:
-    """As much of a handler as is used."""
+    """The part of a handler that is used."""
 
     shut = 0
 

@@ -3,7 +3,7 @@
 Rules:
 
 1. The tests run as they are, each file in a process of its own; only TASKD_PROCESS_ENABLE differs.
-2. A test that fails without taskd too says nothing about taskd: it is counted, and no difference.
+2. A test that also fails without taskd is no evidence about taskd: it is counted, but is no difference.
 3. The last line is JSON; the exit status is 0 if nothing differs.
 4. Most tests of the agent need an etcd (TORCHELASTIC_ETCD_BINARY_PATH) and python-etcd; without them they fail in both.
 """
@@ -30,7 +30,7 @@ Results = dict[str, str]
 
 
 def play(checkout: Path, files: Sequence[str], switch: str) -> Results:
-    """How each test ends: passed, failed or skipped. A file that cannot be run counts as one failed test."""
+    """Return each test's result: passed, failed or skipped. A file that cannot be run counts as one failed test."""
     results: Results = {}
     for file in files:
         with tempfile.TemporaryDirectory(prefix="taskd-") as folder:
@@ -45,7 +45,7 @@ def play(checkout: Path, files: Sequence[str], switch: str) -> Results:
 
 
 def read(report: Path) -> Results:
-    """The tests of one JUnit report."""
+    """Return the tests of one JUnit report."""
     words = {"failure": "failed", "error": "failed", "skipped": "skipped"}
     return {
         f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}": next(

@@ -1,11 +1,11 @@
-"""One job under torchrun as it comes and under torchrun with taskd, and what a user can see of both.
+"""One job under stock torchrun and under torchrun with taskd, and a user's view of both.
 
 Rules:
 
 1. Both run at the same time and in the same way (`programs/twin.py`); only TASKD_PROCESS_ENABLE differs.
-2. What must differ between any two jobs is replaced by a word in braces: folders, pids, ports, ids, times, and the
-   place in torchrun's loop where a signal happens to arrive. Nothing else is left out but taskd's own variables.
-3. The order of lines is no part of the comparison: ranks write when they like.
+2. Values that must differ between any two jobs are replaced by a word in braces: folders, pids, ports, ids, times, and
+   the place in torchrun's loop at which a signal arrives. Only taskd's own variables are left out besides.
+3. The order of lines is not compared: ranks write at any time.
 """
 
 import json
@@ -32,7 +32,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 OBSERVER = str(PROGRAMS / "observer.py")
 LIMIT_S = 40.0
 USUAL: dict[str, str | None] = {"TASKD_STANDBY": "0", "PET_MONITOR_INTERVAL": "0.5"}
-"""No warm process: these jobs end before one would be ready. And no rank is collected before taskd's agent knows it."""
+"""No warm process: these jobs end before one would be ready. No rank is collected before taskd's agent knows it."""
 if get_args_parser().get_default("master_port"):  # the same for all jobs of a machine, in older torch
     USUAL["PET_MASTER_PORT"] = "{port}"
 
@@ -62,7 +62,7 @@ LATER_OPTIONS = (
     "--duplicate-stderr-filters",
     "--numa-binding",
 )
-"""Which the oldest torchrun of the range does not have."""
+"""Options that the oldest torchrun of the range does not have."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Launch:
     """A job. In all texts {folder} stands for its folder, {port} for a free port, {observer} for `OBSERVER`.
 
     `nodes` has torchrun's arguments for each node, after NAME=value for its own variables.
-    The later nodes start when somebody writes to the FIFO `after`.
+    The later nodes start when a process writes to the FIFO `after`.
     With `manager` the one with taskd gets a manager at TASKD_MANAGER=127.0.0.1:{manager}.
     """
 
@@ -82,19 +82,19 @@ class Launch:
     manager: bool = False
 
     def lacks(self) -> list[str]:
-        """Options that the installed torchrun does not have."""
+        """Return its options that the installed torchrun does not have."""
         given = {word.partition("=")[0] for node in self.nodes for word in node}
         return sorted(given & set(LATER_OPTIONS) - set(get_args_parser()._option_string_actions))
 
 
 def launch(*arguments: str, ranks: int = 2, program: str = "torch.distributed.run", **env: str | None) -> Launch:
-    """A job of one node whose ranks all run the observer, unless a `training_script` is among the arguments."""
+    """Return a job of one node. All ranks run the observer, unless the arguments have a `training_script`."""
     return Launch(((f"--nproc-per-node={ranks}", *arguments),), env, program, ranks)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a user sees of one job. `console` counts the lines of both streams, `files` are those in {folder}/logs."""
+    """A user's view of one job. `console` counts the lines of both streams, `files` are those in {folder}/logs."""
 
     statuses: list[int]
     seconds: float
@@ -105,13 +105,13 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """The console's lines, for looking into."""
+        """Lines of the console, as one text."""
         return "\n".join(self.console.elements())
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What is seen of one job under both."""
+    """Views of one job under both."""
 
     stock: Seen
     taskd: Seen
@@ -126,7 +126,7 @@ class Pair:
         assert not unknown, "\n".join(["taskd alone writes:", *unknown])
 
     def check_ranks(self) -> None:
-        """The same without the console: statuses, files, and what the ranks saw."""
+        """Fail unless statuses, files, and the ranks' views are alike. The console is not compared."""
         stock, taskd = self.stock, self.taskd
         assert taskd.statuses == stock.statuses, f"{stock.statuses} {stock.text}\n{taskd.statuses} {taskd.text}"
         assert taskd.ranks == stock.ranks
@@ -164,7 +164,7 @@ class Twin:
         assert self._answer() == "ready\n"
 
     def begin(self, job: Launch, mark: str) -> "Job":
-        """Start a job; `mark` goes into the environment of its processes."""
+        """Start a job. `mark` goes into the environment of its processes."""
         folder = self._folder / str(self._played)
         self._played += 1
         folder.mkdir()
@@ -188,7 +188,7 @@ class Twin:
         return Job(self, folder, words)
 
     def end(self, job: "Job") -> Seen:
-        """Wait for a job's end."""
+        """Wait for a job's end. Return a user's view of it."""
         try:
             answer = json.loads(self._answer())
         except TimeoutError:
@@ -214,7 +214,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Job:
-    """A job that runs."""
+    """A running job."""
 
     twin: Twin
     folder: Path
@@ -222,7 +222,7 @@ class Job:
 
 
 def look(job: Job, statuses: list[int], seconds: float) -> Seen:
-    """Collect what a job has left."""
+    """Collect a job's results."""
     folder = job.folder
     raw = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
     texts = {_alike(f"{{folder}}/{name}", job)[9:]: _alike(text, job) for name, text in sorted(raw.items())}
@@ -243,7 +243,7 @@ def look(job: Job, statuses: list[int], seconds: float) -> Seen:
 
 
 def _alike(text: str, job: Job) -> str:
-    """The text with a word in braces for all that differs between any two jobs."""
+    """Return the text with a word in braces for each value that differs between any two jobs."""
     for word, value in sorted(job.words.items(), key=lambda item: -len(item[1])):
         text = text.replace(value, f"{{{word}}}")
     for pattern, replacement in _ALIKE:

@@ -1,1 +1,1 @@
-"""Trainers that people use, killed at inconvenient moments. See `scenes`."""
+"""Popular trainers, killed at inconvenient moments. See `scenes`."""

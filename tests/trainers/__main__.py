@@ -1,4 +1,4 @@
-"""Kill ranks that train with libraries that people use: `python -m tests.trainers --json`, `--only lightning`."""
+"""Kill ranks that train with popular libraries: `python -m tests.trainers --json`, `--only lightning`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""All scenes of all trainers: each trainer's stand in a module of its own."""
+"""All scenes of all trainers. Each trainer's are in a module of its own."""
 
 from tests.trainers import (
     scenes_accelerate,

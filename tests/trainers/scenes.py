@@ -1,12 +1,12 @@
-"""Trainings with the libraries that people use, killed at inconvenient moments, and what is judged of them.
+"""Trainings with popular libraries, killed at inconvenient moments, and the judgement of them.
 
 Rules:
 
 1. The reference is the same program on the plain library, under stock torchrun, without kills and without taskd.
-2. Equal means: what each rank told at its end (weights, optimizer, metrics), what it saw in each step, and what its
-   loggers were given: the same lines, none twice.
-3. The killed ranks alone have new processes. No step is done again but the one that a kill has interrupted, unless a
-   scene says so.
+2. Equal means: each rank's results at its end (weights, optimizer, metrics), its values of each step, and its loggers'
+   lines: the same ones, none twice.
+3. Only killed ranks have new processes. Only the step that a kill has interrupted is done again, unless a scene allows
+   more.
 4. A scene whose library is not installed fails: `scripts/trainers.sh` installs them all.
 """
 
@@ -41,16 +41,16 @@ class TrainerScene:
     """One training with a library, and its kills.
 
     Args:
-        name: begins with the trainer's.
-        program: its file, without `.py`.
+        name: begins with the trainer's name.
+        program: file name without `.py`.
         kills: at least two.
-        ranks: how many.
-        environment: variables by which the program is told what to do.
+        ranks: number of ranks.
+        environment: variables that select the program's case.
         redone: steps that may be done again at a fault.
-        launch: what starts the program: torchrun, or "python" alone.
-        limit_s: what takes longer hangs.
-        nodes: how many torchruns the ranks are shared by.
-        folder: where its file is.
+        launch: launcher of the program: torchrun, or "python" alone.
+        limit_s: time after which a run hangs, in seconds.
+        nodes: number of torchruns that share the ranks.
+        folder: folder of the program.
         verdict: expected result of the self-check, without kills.
     """
 
@@ -68,11 +68,11 @@ class TrainerScene:
 
     @property
     def undisturbed(self) -> tuple[object, ...]:
-        """What scenes with the same runs without kills have in common."""
+        """Key that is shared by scenes with the same runs without kills."""
         return self.program, self.ranks, self.environment, self.launch
 
     def script(self, *, kills: bool, plain: bool) -> Script:
-        """What is played: with its kills or undisturbed, and with taskd's adapter or on the `plain` library."""
+        """Return the script: with its kills or undisturbed, and with taskd's adapter or on the `plain` library."""
         return Script(
             self.program,
             (IDENTICAL,),
@@ -90,7 +90,7 @@ class TrainerScene:
 
 
 class TrainerStage:
-    """Plays scenes; undisturbed runs of each program and environment once, on the plain library and under taskd.
+    """Plays scenes, and once each program and environment undisturbed, on the plain library and under taskd.
 
     The one under taskd must have the expected verdict, and equal the plain library's.
     """
@@ -101,7 +101,7 @@ class TrainerStage:
         self._checked: dict[tuple[object, ...], Run] = {}
 
     def play(self, scene: TrainerScene, folder: Path) -> tuple[dict[str, Any], str]:
-        """Its line of JSON, and what people are shown of it."""
+        """Play a scene. Return its line of JSON, and a text for people."""
         reference = self._reference(scene)
         run = self._play(scene, folder / "run", kills=True)
         done = [kill for kill in scene.kills if (folder / "run" / f"killed-{kill}").exists()]
@@ -154,7 +154,7 @@ class TrainerStage:
     def _reference(self, scene: TrainerScene) -> Run:
         if scene.undisturbed not in self._undisturbed:
             script = scene.script(kills=False, plain=True)
-            for number in range(_STOCK_RUNS):  # torch aborts now and then, as a job without taskd ends
+            for number in range(_STOCK_RUNS):  # torch aborts now and then, when a job without taskd ends
                 folder = self._root / f"undisturbed-{len(self._undisturbed)}-{number}"
                 self._undisturbed[scene.undisturbed] = run = play(script, folder, taskd=False, limit_s=scene.limit_s)
                 if run.status == 0 and len(run.results) == scene.ranks:

@@ -1,4 +1,4 @@
-"""accelerate: loops of one's own."""
+"""accelerate: users' own loops."""
 
 from tests.trainers.scenes import TrainerKill, TrainerScene
 

@@ -1,4 +1,4 @@
-"""What is killed of trainings with PyTorch Lightning."""
+"""Trainings with PyTorch Lightning, and their kills."""
 
 from tests.trainers.scenes import TrainerKill, TrainerScene
 

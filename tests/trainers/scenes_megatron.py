@@ -1,4 +1,4 @@
-"""Megatron's core: a GPT over four ranks, killed in the middle of what its schedules and optimizers do together.
+"""Megatron's core: a GPT over four ranks, killed in the middle of its schedules' and optimizers' common work.
 
 With a distributed optimizer there are no replicas: all ranks go back to copies, which are made at each step here.
 The self-check proves nothing where the scaler leaves the third step out, or where parameters are gathered ahead.

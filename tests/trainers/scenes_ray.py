@@ -4,7 +4,7 @@ from tests.trainers.scenes import TrainerKill, TrainerScene
 
 _QUIET = (("RAY_AUTH_MODE", "disabled"), ("RAY_USAGE_STATS_ENABLED", "0"), ("RAY_TRAIN_V2_ENABLED", "1"))
 _LIMIT_S = 500.0
-"""Ray starts some ten processes, and a new one for each that is killed."""
+"""Limit of a run, in seconds. Ray starts some ten processes, and a new one for each that is killed."""
 
 SCENES: tuple[TrainerScene, ...] = (
     TrainerScene(

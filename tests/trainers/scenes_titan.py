@@ -4,7 +4,7 @@ from tests.trainers.scenes import TrainerKill, TrainerScene
 
 
 def _case(name: str) -> tuple[tuple[str, str], ...]:
-    """torchtitan is told at its import what stands in for a GPU, which a warm process has not seen."""
+    """Return the variables. torchtitan's import needs the GPU's stand-ins, which a warm process does not have."""
     return (("TITAN_CASE", name),)
 
 

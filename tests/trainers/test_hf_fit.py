@@ -1,4 +1,4 @@
-"""Which versions of transformers, and which trainers, the adapter fits."""
+"""Versions of transformers, and trainers, that the adapter fits."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +11,14 @@ from taskd.adaptors.trainers.hf.fit import ACCELERATE, TRANSFORMERS, unfit
 
 
 def look(module: str, attribute: str) -> TorchName | str:
-    """Versions that have all that the tables ask for."""
+    """Return versions that have all names of the tables."""
     lines = [line for line in (*TRANSFORMERS, *ACCELERATE) if isinstance(line, Seam)]
     names = next(line.names for line in lines if (line.module, line.attribute) == (module, attribute))
     return TorchName(names, names, names)
 
 
 def odd(module: str, attribute: str) -> TorchName | str:
-    """One whose epochs take something else."""
+    """Return a version whose epochs have other parameters."""
     return TorchName(("self", "model")) if attribute == "Trainer._run_epoch" else look(module, attribute)
 
 
@@ -67,7 +67,7 @@ def test_a_trainer_that_is_left_as_it_is(made: Any, reason: str) -> None:
 
 @pytest.fixture
 def real(tmp_path: Path) -> Any:
-    """A trainer of the installed transformers."""
+    """Return a trainer of the installed transformers."""
     transformers = pytest.importorskip("transformers")
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=8))
     args = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])

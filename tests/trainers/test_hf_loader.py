@@ -1,4 +1,4 @@
-"""The loader of transformers' Trainer: what a training sees is the same, undisturbed or gone on with."""
+"""The loader of transformers' Trainer: a training gets the same batches, undisturbed or resumed."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ Seen = list[tuple[Any, float]]
 
 
 class Drawing(torch.utils.data.Dataset[Any]):
-    """What a row gives depends on the generators, and changes them."""
+    """A dataset whose rows depend on the generators, and change them."""
 
     def __len__(self) -> int:
         return ROWS
@@ -28,14 +28,14 @@ class Drawing(torch.utils.data.Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """Has no indices, and draws nothing."""
+    """A dataset that has no indices, and draws nothing."""
 
     def __iter__(self) -> Iterator[float]:
         yield from map(float, range(ROWS))
 
 
 class OneAhead:
-    """Made around a loader as accelerate's are, and holds one batch more than it has given."""
+    """Wraps a loader as accelerate's do, and holds one batch more than it has given."""
 
     def __init__(self, base: DataLoader[Any]) -> None:
         self.base_dataloader = base
@@ -66,7 +66,7 @@ def never(_loader: Any, _count: int) -> Any:
 
 
 def kept(make: Any) -> HfLoader:
-    """The loader of a process that has just been set up."""
+    """Return the loader of a process that has just been set up."""
     torch.manual_seed(4)
     random.seed(4)
     loader = HfLoader(make(), PackedRng(), never)
@@ -75,7 +75,7 @@ def kept(make: Any) -> HfLoader:
 
 
 def train(batches: Iterator[Any], steps: int) -> Seen:
-    """What so many steps see: their batch, and a number that they draw."""
+    """Return the batch of each step, and a random number that it draws."""
     return [(_numbers(next(batches)), torch.rand(()).item()) for _ in range(steps)]
 
 

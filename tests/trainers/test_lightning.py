@@ -1,4 +1,4 @@
-"""The Lightning adapter with Lightning itself, in one process: what is kept of a trainer, and given to another one."""
+"""The Lightning adapter with Lightning itself, in one process: state is kept of a trainer, and given to another."""
 
 import importlib
 from pathlib import Path
@@ -59,7 +59,7 @@ def module_of(library: Library) -> Any:
 
 
 class Looking:
-    """A callback that looks at the trainer at the end of some batch, and may stop there."""
+    """A callback that inspects the trainer at the end of some batch, and may stop there."""
 
     def __init__(self, at: int, look: Any) -> None:
         self.at, self.look = at, look
@@ -244,7 +244,7 @@ def test_a_new_process_writes_on_in_the_file_of_the_former_one(library: Library,
     former.save()
     file = tmp_path / "log" / "version_0" / "metrics.csv"
     whole = file.read_text()
-    file.write_text(whole[:-3])  # it died as it wrote
+    file.write_text(whole[:-3])  # it died in a write
     joining = logger()
     lines = Lines([joining], Marks(path, anew=False))
     lines.counts[:] = at_commit

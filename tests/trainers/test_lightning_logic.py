@@ -1,4 +1,4 @@
-"""What the Lightning adapter keeps and puts back, without Lightning."""
+"""The state that the Lightning adapter keeps and restores, without Lightning."""
 
 import os
 from collections import deque
@@ -71,7 +71,7 @@ def test_attributes_are_put_back_into_the_containers_that_are_there() -> None:
     assert not hasattr(owner, "late")
     losses.append(9.0)
     attributes.put(taken)
-    assert losses == [1.0]  # a picture serves more than once
+    assert losses == [1.0]  # a snapshot serves more than once
 
 
 def test_another_process_is_given_what_has_changed_and_was_the_same_at_first() -> None:
@@ -170,7 +170,7 @@ class Callback:
 
     @staticmethod
     def _link_checkpoint(_trainer: object, _filepath: str, _linkpath: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def test_the_file_of_a_checkpoint_that_is_written_again_is_no_other_ones() -> None:
@@ -180,7 +180,7 @@ def test_the_file_of_a_checkpoint_that_is_written_again_is_no_other_ones() -> No
     files.begin("new")
     files.count = 0  # a fault: it is done again
     assert not callback.file_exists("new", None)
-    assert callback.file_exists("old", None)  # somebody else's
+    assert callback.file_exists("old", None)  # another process's
     files.begin("new")
     assert callback.file_exists("new", None)
     callback._link_checkpoint(None, "new", "old")
@@ -191,7 +191,7 @@ def test_the_file_of_a_checkpoint_that_is_written_again_is_no_other_ones() -> No
 
 
 class Fetcher(Iterator[Any]):
-    """As Lightning's, of one loader."""
+    """A fetcher like Lightning's, of one loader."""
 
     def __init__(self, loader: object) -> None:
         self.combined_loader = SimpleNamespace(flattened=[loader])

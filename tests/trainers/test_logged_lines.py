@@ -1,4 +1,4 @@
-"""Lines that loggers are given once."""
+"""Lines that loggers receive once."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ def test_a_line_is_given_once(tmp_path: Path) -> None:
     lines = LoggedLines(tmp_path / "lines", joins=False)
     lines.at(3)
     assert [lines.takes(), lines.takes()] == [True, True]
-    lines.at(3)  # what follows the commit is done again
+    lines.at(3)  # the lines after the commit are repeated
     assert [lines.takes(), lines.takes(), lines.takes()] == [False, False, True]
     lines.at(4)
     assert lines.takes()

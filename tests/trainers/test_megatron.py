@@ -1,4 +1,4 @@
-"""The seams of the adapter of Megatron's core that one process can try: its own objects, without a job."""
+"""The seams of the adapter of Megatron's core that one process can test: its own objects, without a job."""
 
 import gc
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class Holder:
-    """Whatever has groups of parameters."""
+    """An object with groups of parameters."""
 
     def __init__(self) -> None:
         self.param_groups: list[dict[str, Any]] = [{"params": [], "lr": 0.0, "weight_decay": 0.0}]
@@ -60,7 +60,7 @@ def _alone() -> Iterator[None]:
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
-    gc.collect()  # handles of what is done lie in cycles, and hold the group
+    gc.collect()  # handles of completed work lie in cycles, and hold the group
 
 
 def test_the_installed_version_fits() -> None:
@@ -180,7 +180,7 @@ def test_the_tracker_is_packed_anew_only_where_it_has_moved(kind: str) -> None:
     assert mine.pack() == before
     assert kind == "generator" or mine.pack() is before
     torch.rand(1, generator=generator)
-    if kind == "state":  # as `fork` does behind what has drawn
+    if kind == "state":  # as `fork` does after a draw
         tracker.states_["model-parallel-rng"] = generator.get_state()
     moved = mine.pack()
     assert moved != before

@@ -1,4 +1,4 @@
-"""Which ranks hold the same part of a Megatron model: read from its groups. No library is needed."""
+"""Ranks that hold the same part of a Megatron model, as read from its groups. No library is needed."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from taskd.adaptors.trainers.megatron.replica_sets import alone, coordinates, di
 
 @dataclass
 class Group:
-    """As much of a process group as is asked."""
+    """The part of a process group that is read."""
 
     at: int
     length: int
@@ -25,7 +25,7 @@ class Group:
 
 @dataclass
 class Wrapper:
-    """Of a chunk."""
+    """The wrapper of a chunk."""
 
     tp_group: Group = field(default_factory=lambda: Group(0, 1))
     pp_group: Any = field(default_factory=lambda: Group(0, 1))

@@ -1,4 +1,4 @@
-"""Each report to Ray exactly once, whichever it had got when a worker was replaced."""
+"""Ray receives each report exactly once, whichever it had received when a worker was replaced."""
 
 import json
 
@@ -8,7 +8,7 @@ from taskd.adaptors.trainers.ray.owed import MOST_KEPT, Owed
 
 
 def give(owed: Owed, *values: int) -> list[int]:
-    """The training gives these reports; those that Ray is to get."""
+    """Give these reports as the training does. Return those that Ray has to receive."""
     given = []
     for value in values:
         if owed.next():
@@ -27,7 +27,7 @@ def test_undisturbed_every_report_is_given() -> None:
 
 @pytest.mark.parametrize(("total", "again", "given"), [(2, [], []), (1, [], [2]), (0, [1], [2])])
 def test_after_a_fault_ray_gets_what_it_lacks(total: int, again: list[int], given: list[int]) -> None:
-    """Two reports were made, the step of the second is done again, and Ray has got so many."""
+    """Two reports were made, the step of the second is done again, and Ray has received `total` reports."""
     owed = Owed()
     give(owed, 1)
     committed = owed.state()
@@ -40,7 +40,7 @@ def test_after_a_fault_ray_gets_what_it_lacks(total: int, again: list[int], give
 def test_the_next_process_of_a_rank_knows_what_the_former_has_given() -> None:
     former = Owed(began=4)
     give(former, 1, 2)
-    new = Owed(began=5)  # of the two Ray has got one
+    new = Owed(began=5)  # Ray has received one of the two
     new.load(former.state())
     assert values(new.settle(5)) == [2]
     assert give(new, 3) == [3]

@@ -1,4 +1,4 @@
-"""The installed Ray is one that the adapter fits."""
+"""The adapter fits the installed Ray."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A rank that comes to a place and stays there: `account_program.py CASE`. The test asks what it is about."""
+"""A rank that reaches one place and stays there: `account_program.py CASE`. The test asks for its activity."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ def stay() -> None:
 
 
 class Still(Dataset[torch.Tensor]):
-    """Its first item never comes."""
+    """Dataset whose first item never comes."""
 
     def __len__(self) -> int:
         return 1
@@ -34,7 +34,7 @@ class Still(Dataset[torch.Tensor]):
 
 
 class Sink:
-    """A file that takes nothing."""
+    """File that never finishes a write."""
 
     def write(self, data: bytes) -> int:
         stay()

@@ -1,6 +1,6 @@
-"""One rank of four that adds up the gradients of its own micro-batches: `accumulation_program.py CASE RANK PORT`.
+"""One rank of four that accumulates gradients of its own micro-batches: `accumulation_program.py CASE RANK PORT`.
 
-Ends with status 0 if all that it checks holds.
+Ends with status 0 if all its checks hold.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Step = Callable[[TrainState], None]
 
 
 def counted() -> TrainState:
-    """A model of one bucket, of which `SENT` counts how often it is communicated."""
+    """Return a model of one bucket. `SENT` counts how often the bucket is communicated."""
 
     def hook(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         SENT[0] += 1
@@ -35,21 +35,21 @@ def counted() -> TrainState:
 
 
 def add_up(state: TrainState, rows: torch.Tensor, number: int, scale: float = 1.0) -> None:
-    """One micro-batch, as a script without shares has it."""
+    """Accumulate one micro-batch, as a script without shares does."""
     with state.model.no_sync() if number < MICRO - 1 else nullcontext():
         loss = state.model(rows).square().mean() / MICRO
         (loss * scale).backward()
 
 
 def in_each_share(state: TrainState) -> None:
-    """The micro-batches within the loop over the shares."""
+    """Run the micro-batches within the loop over the shares."""
     for share in state.shares():
         for number, rows in enumerate(batch(state.step, share.index).chunk(MICRO)):
             add_up(state, rows, number, share.scale)
 
 
 def around_the_shares(state: TrainState) -> None:
-    """The loop over the shares within `no_sync()`."""
+    """Run the loop over the shares within `no_sync()`."""
     for number in range(MICRO):
         with state.model.no_sync() if number < MICRO - 1 else nullcontext():
             for share in state.shares():
@@ -63,7 +63,7 @@ def without_shares(state: TrainState) -> None:
 
 
 def train_so(state: TrainState, step: Step, steps: int) -> None:
-    """Each step communicates once."""
+    """Train and require one communication per step."""
     for _ in range(steps):
         SENT[0] = 0
         state.optimizer.zero_grad()
@@ -74,7 +74,7 @@ def train_so(state: TrainState, step: Step, steps: int) -> None:
 
 
 def shrink_and_grow(step: Step) -> None:
-    """With four ranks, with three, with two and with four again: the weights of four ranks that know no shares."""
+    """Train with four ranks, then three, two, and four again. Require the weights of four ranks without shares."""
     state = counted()
     train_so(state, step, 2)
     clock = TCPStore("127.0.0.1", PORT, is_master=False)
@@ -102,7 +102,7 @@ def around() -> None:
 
 
 def accumulated_in_full() -> None:
-    """In the full world both loops make the bits of a script without shares."""
+    """Require that in the full world both loops give the same bits as a script without shares."""
     plain, *others = [counted() for _ in range(3)]
     for state, step in zip((plain, *others), (without_shares, in_each_share, around_the_shares), strict=True):
         state._recovery.begin(JobRank(RANK))

@@ -1,4 +1,4 @@
-"""A directory of checkpoints of which the newest is attacked, and what has to come of that."""
+"""A directory of checkpoints whose newest one is attacked, and the expected outcome."""
 
 import json
 import logging
@@ -14,11 +14,11 @@ from taskd.adaptors.training.checkpoints.checkpoint import dump, load_latest
 from tests.training.checkpoint_state import make, train
 
 LONG_S = 20
-"""A test that waits so long is interrupted, which torch would swallow."""
+"""Time after which a waiting test is interrupted, in seconds. torch would swallow the interruption."""
 
 
 class Strike:
-    """Runs code where it is unpickled: it makes a directory."""
+    """Object that runs code where it is unpickled: it makes a directory."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -37,31 +37,31 @@ class Attack:
 
     @staticmethod
     def write(shelf: Path) -> None:
-        """Both, as they are before."""
+        """Write both checkpoints in their intact form."""
         state = make(1)
         for steps in (2, 1):
             train(state, steps)
             dump(state._recovery, shelf, step=state.step, job_id="job", reason="a node was lost")
 
     def manifest(self) -> Any:
-        """What it is before."""
+        """Return the present manifest."""
         return json.loads((self.path / "taskd.json").read_text())
 
     def index(self) -> Any:
-        """torch's, as torch reads it."""
+        """Return torch's index as torch reads it."""
         return pickle.loads((self.path / ".metadata").read_bytes())
 
     def change(self, **fields: Any) -> None:
-        """Another content of the manifest."""
+        """Replace fields of the manifest."""
         (self.path / "taskd.json").write_text(json.dumps({**self.manifest(), **fields}))
 
     def place(self, name: str, data: bytes) -> None:
-        """Another content of a file, of which the manifest knows."""
+        """Replace the content of a file and its size in the manifest."""
         (self.path / name).write_bytes(data)
         self.change(files={**self.manifest()["files"], name: len(data)})
 
     def fails(self, reason: str) -> None:
-        """Step 3 is passed over with that reason, in one line, at once, and step 2 is what is loaded."""
+        """Require that step 3 is skipped with this reason, in one line and at once, and that step 2 is loaded."""
         self._caplog.clear()
         state = make(5)
         began_s = time.monotonic()
@@ -74,4 +74,4 @@ class Attack:
         assert reason in said[0]
         assert said[0].isprintable()
         assert len(said[0]) < 6000
-        train(state, 1)  # it is a state like any other
+        train(state, 1)  # the state is usable like any other

@@ -1,4 +1,4 @@
-"""One rank: `checkpoint_program.py CASE RANK SIZE PORT DIRECTORY`. Ends with status 0 if all that it checks holds."""
+"""One rank: `checkpoint_program.py CASE RANK SIZE PORT DIRECTORY`. Ends with status 0 if all its checks hold."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def save(state: TrainState) -> Path:
 
 
 def trained() -> TrainState:
-    """Weights equal on all ranks; random numbers and data position differ."""
+    """Return a state with equal weights on all ranks. Random numbers and data position differ."""
     state = make(1, RANK, SIZE, wrapped=True)
     torch.manual_seed(RANK)
     train(state, 3)
@@ -45,9 +45,9 @@ def trained() -> TrainState:
 
 
 def write() -> None:
-    """All ranks end with the same path; the reference for the loading programs lies beside it."""
+    """All ranks end with the same path. The reference for the loading programs lies beside it."""
     state = trained()
-    state.model.module.norm.running_mean += RANK  # running statistics are each rank's own; those of rank 0 count
+    state.model.module.norm.running_mean += RANK  # running statistics are each rank's own; rank 0's count
     path = save(state)
     assert path == SHELF / "step-3"
     before = path.stat().st_mtime_ns
@@ -60,7 +60,7 @@ def write() -> None:
 
 
 def read() -> None:
-    """On any world size, model, optimizer and scheduler come back bit for bit; positions where there are as many."""
+    """For any world size, model, optimizer and scheduler are restored bit for bit; positions if the size is equal."""
     state = make(5, RANK, SIZE, wrapped=True)
     own = torch.default_generator.get_state()
     assert load_latest(state, SHELF) == state.step == 3
@@ -83,19 +83,19 @@ def refused(match: str, state: TrainState | None = None) -> None:
 
 
 def killed_writing() -> None:
-    """A rank dies with its file half-written: the others say so, and nothing is left."""
+    """A rank dies with its file half-written: the others report this, and nothing is left."""
 
     def die(*_: Any) -> None:
         assert list(SHELF.glob(".step-3.*.partial/position-*.bin"))
         os.kill(os.getpid(), signal.SIGKILL)
 
     if RANK == 2:
-        setattr(filesystem, "_write_item", die)  # noqa: B010 - in the midst of torch's own writing
+        setattr(filesystem, "_write_item", die)  # noqa: B010 - in the middle of torch's own writing
     refused("a rank has died")
 
 
 def killed_first() -> None:
-    """Rank 0 dies when all is written, before it renames: the others remove what it has left."""
+    """Rank 0 dies when all is written, before it renames: the others remove its files."""
     if RANK == 0:
 
         def die(path: Path) -> None:
@@ -120,7 +120,7 @@ def killed_at_the_end() -> None:
 
 
 def full() -> None:
-    """One rank's writes fail: all say whose and why."""
+    """Writes of one rank fail: all ranks name that rank and the reason."""
     state = trained()
     if RANK == 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -144,7 +144,7 @@ def behind() -> None:
 
 
 def differing() -> None:
-    """Ranks that see different directories do not load different steps."""
+    """Ranks that read different directories do not load different steps."""
     state = trained()
     if RANK == 1:
         (path,) = SHELF.glob("step-3")
@@ -154,7 +154,7 @@ def differing() -> None:
 
 
 def alone() -> None:
-    """A newcomer sets itself up with the others' rank and size, and nobody at the other end."""
+    """A newcomer is set up with the others' rank and size, but without any peer."""
     assert (dist.get_rank(), dist.get_world_size()) == (1, 3)
     state = make(5, 1, 3, wrapped=True)
     assert load_latest(state, SHELF) == 3
@@ -162,7 +162,7 @@ def alone() -> None:
 
 
 def sharded() -> None:
-    """Parameters that are divided among the ranks (FSDP2) are written by all, and come together in one process."""
+    """All ranks write parameters that are divided among them (FSDP2). One process can load the whole."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
@@ -191,7 +191,7 @@ def sharded() -> None:
 
 
 def halves() -> TrainState:
-    """FSDP2, with a buffer that each rank has otherwise."""
+    """Return an FSDP2 model with a buffer that differs between ranks."""
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def halves() -> TrainState:
 
 
 def own_buffers() -> None:
-    """Where the same parts come together again each rank has its own buffers back; elsewhere those of the first."""
+    """With the same division, each rank gets its own buffers back. Otherwise all get the first rank's."""
     state = halves()
     state.model(torch.randn(8, 10, generator=torch.Generator().manual_seed(RANK))).square().sum().backward()
     state.optimizer.step()
@@ -217,14 +217,14 @@ def own_buffers() -> None:
 
 
 def killed_in_parts() -> None:
-    """A rank dies while each writes its part."""
+    """A rank dies while each rank writes its part."""
     state = halves()
 
     def die(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if RANK == 1:
-        setattr(filesystem, "_write_item", die)  # noqa: B010 - in the midst of torch's own writing
+        setattr(filesystem, "_write_item", die)  # noqa: B010 - in the middle of torch's own writing
     with pytest.raises(CheckpointError, match="a rank has died"):
         save(state)
 
@@ -259,7 +259,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30))
     cases[CASE]()
     if CASE.startswith("killed") or CASE == "alone":
-        leave()  # a peer is gone, or was never there: nobody to wait for
+        leave()  # a peer is gone or never existed: there is no one to wait for
     store.set(f"done/{RANK}", "")
     store.wait([f"done/{rank}" for rank in range(SIZE)])
     leave()

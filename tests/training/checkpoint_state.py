@@ -1,4 +1,4 @@
-"""Training states for the tests of checkpoints, and what is compared of them: every tensor and setting, bit for bit."""
+"""Training states for the tests of checkpoints, and the compared content: every tensor and setting, bit for bit."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from taskd.adaptors.training.state import TrainState
 
 
 class Net(nn.Module):
-    """Tied weights, another memory order, several types, an empty tensor, running statistics, a frozen one."""
+    """Tied weights, another memory order, several types, an empty tensor, running statistics, a frozen parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def make(seed: int, rank: int = 0, size: int = 1, wrapped: bool = False) -> TrainState:
-    """An untrained state; everything in it depends on the seed."""
+    """Return an untrained state. Everything in it depends on the seed."""
     torch.manual_seed(seed)
     net: nn.Module = Net()
     net = DistributedDataParallel(net) if wrapped else net
@@ -57,7 +57,7 @@ def train(state: TrainState, steps: int) -> None:
 
 
 def contents(state: TrainState) -> dict[str, Any]:
-    """Copies of all tensors and settings by name, free of DDP's prefix; the same whether wrapped or not."""
+    """Return copies of all tensors and settings by name, without DDP's prefix: the same whether wrapped or not."""
     found: dict[str, Any] = {}
     for name, value in state.model.state_dict().items():
         found[name.removeprefix("module.")] = value

@@ -1,4 +1,4 @@
-"""Checkpoints to attack. And what torch and libuv open once is opened before the leak census of the first test."""
+"""Fixtures for attacks on checkpoints. Descriptors of torch and libuv are opened before the first leak census."""
 
 import shutil
 from collections.abc import Iterator
@@ -30,6 +30,6 @@ def attack(checkpoints_as_written: Path, tmp_path: Path, caplog: pytest.LogCaptu
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Iterator[Path]:
-    """What is there when code of a checkpoint was run."""
+    """Yield a path that exists only if code of a checkpoint has run."""
     yield tmp_path / "struck"
     assert not (tmp_path / "struck").exists()

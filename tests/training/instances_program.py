@@ -1,4 +1,4 @@
-"""What is watched, seen in a process of its own: a class once watched stays so."""
+"""Watching of classes, in a process of its own, because a watched class stays watched."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ KINDS = (torch.optim.Optimizer, LRScheduler, AveragedModel, torch.amp.GradScaler
 
 
 class Apart(torch.optim.Optimizer):
-    """As accelerate's: its constructor calls no other one."""
+    """Optimizer like accelerate's: its constructor calls no other one."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.inner = inner
@@ -26,7 +26,7 @@ search = gc.get_objects
 
 
 def refuse(*_: object) -> list[object]:
-    """Only the tests' own startup may search the heap: it does so once, as torch._dynamo is imported."""
+    """Fail if the heap is searched. Only the tests' startup may do so, once, as torch._dynamo is imported."""
     if sys._getframe(1).f_globals["__name__"] != "taskd_tests_startup":
         raise AssertionError("the heap is searched")
     return search()

@@ -1,4 +1,4 @@
-"""A job of real processes: hosts the store, sees deaths, plans with the real core, and collects the ranks' results."""
+"""Job of real processes: hosts the store, detects deaths, plans with the real core and collects the ranks' results."""
 
 import json
 import signal
@@ -30,13 +30,13 @@ DEFAULTS: dict[str, Any] = {
     "logs": False,  # a collective between the optimizer's step and the commit
     "groups": False,  # a group of new_group, used at the end
     "ddp": {},
-    "faults": [],  # {"rank", "step", "point"}: the rank kills itself there; one after the other
+    "faults": [],  # {"rank", "step", "point"}: the rank kills itself there; one after another
 }
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
 
 
 def paused(rank: int, report: dict[str, Any]) -> RankStatus:
-    """What a rank that waits has reported of its state."""
+    """Return the status of a waiting rank, from its report."""
     return RankStatus(
         rank=JobRank(rank),
         incarnation=0,
@@ -48,7 +48,7 @@ def paused(rank: int, report: dict[str, Any]) -> RankStatus:
 
 
 class Job:
-    """Runs the ranks to the end and replaces those that die. A context, for the store's sake."""
+    """Runner of the ranks to their end that replaces dead ranks. It is a context manager because of the store."""
 
     def __init__(self, launcher: Launcher, directory: Path, **options: Any) -> None:
         self.options = {**DEFAULTS, **options, "directory": str(directory)}
@@ -104,7 +104,7 @@ class Job:
         self.store.set(f"plan/{generation}", msgspec.json.encode(plan).decode())
 
     def _wait(self, key: str) -> bytes:
-        """Return the key's value; fail at once when a process ends that should not."""
+        """Return the key's value. Fail at once when a process ends too early."""
         while not self._is_there(key):
             ended = {rank: p.returncode for rank, p in self._running.items() if p.poll() is not None}
             assert not ended, f"while waiting for {key}: ended with {ended}"
@@ -121,7 +121,7 @@ class Job:
 def run_ranks(
     launcher: Launcher, size: int, program: Path, *arguments: str | Path, env: Mapping[str, str] = ENVIRONMENT
 ) -> tuple[list[int], str]:
-    """How the ranks of a program have ended, {rank} standing for the rank of each, and what they have said."""
+    """Run the ranks of a program. Return their exit statuses and the output. {rank} in an argument is the rank."""
     status, output = launcher.run(["python", FORKS, str(size), program, *arguments], env=env, timeout_s=80)
     assert status == 0, output
     return json.loads(output.splitlines()[-1]), output

@@ -1,4 +1,4 @@
-"""Kinds of data loaders, by name, for tests of their places: samplers, workers, streams."""
+"""Kinds of data loaders, by name, for tests of data positions: samplers, workers, streams."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ PER_EPOCH = SAMPLES // BATCH
 
 
 class Samples(torch.utils.data.Dataset[Any]):
-    """Each with a number that is drawn anew whenever it is loaded, as augmentation does."""
+    """Samples with a number that is drawn again at each load, as augmentation does."""
 
     def __init__(self) -> None:
         self.loaded: list[int] = []
@@ -44,7 +44,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Fickle(Sampler[int]):
-    """A sampler of the script's own, that draws from every global generator whenever it is asked."""
+    """Sampler of the script's own that draws from every global generator whenever it is asked."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -55,7 +55,7 @@ class Fickle(Sampler[int]):
 
 
 class Counting(Sampler[int]):
-    """A sampler of the script's own, whose order follows the number of its passes; `rank` is no number of a pass."""
+    """Sampler of the script's own whose order follows the number of its passes. `rank` does not count passes."""
 
     def __init__(self, where: str) -> None:
         self.where, self.rank, self.passes = where, 3, 0
@@ -75,7 +75,7 @@ class Counting(Sampler[int]):
 
 
 class CountingEpochs(Counting):
-    """Gives itself its next epoch, as accelerate's do."""
+    """Sampler that sets its own next epoch, as accelerate's do."""
 
     @property
     def passes(self) -> int:
@@ -87,14 +87,14 @@ class CountingEpochs(Counting):
 
 
 class Epochal(Counting):
-    """Its epoch is set by the script, under a name of its own."""
+    """Sampler whose epoch the script sets, under a name of its own."""
 
     def set_epoch(self, epoch: int) -> None:
         self.passes = epoch
 
 
 class EpochalByName(CountingEpochs, Epochal):
-    """The same under the usual name."""
+    """The same sampler with the usual name."""
 
 
 def plain(**more: Any) -> DataLoader[Any]:

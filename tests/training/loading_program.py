@@ -1,8 +1,8 @@
-"""A process with a black box that fetches batches: `loading_program.py BOX WORKERS`. It tells nothing else.
+"""A process with a black box that fetches batches: `loading_program.py BOX WORKERS`. It reports nothing else.
 
 Sample k has 10 (k + 1) elements and takes 20 ms to make. Four batches of one sample each are four steps, of 5 ms each.
-Then a thread fetches four more, and the main thread all again, up to a fifth that fails. It prints the seconds that the
-four steps have waited.
+Then a thread fetches four more batches. The main thread starts again from the first, up to a fifth that fails. The
+program prints the seconds that the four steps have waited.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A training without anything of taskd's: the modules that its process has at its end."""
+"""A training without any part of taskd. It writes the list of loaded modules at its end."""
 
 import sys
 from pathlib import Path

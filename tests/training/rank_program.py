@@ -1,4 +1,4 @@
-"""One rank of the test job. It plays the runtime itself: reports over the store, takes the plan, rebuilds, restores.
+"""One rank of the test job. It acts as the runtime: reports over the store, receives the plan, rebuilds, restores.
 
 Run by `job.py` as `rank_program.py PORT OPTIONS_JSON RANK|spare-N`.
 """
@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 
 class Walk:
-    """A data position with a state of its own: a random walk through the data."""
+    """Data position with a state of its own: a random walk through the data."""
 
     def __init__(self, rank: int) -> None:
         self.at = rank
@@ -80,7 +80,7 @@ class Rank:
     adopted: int = 0
 
     def die_if(self, step: int, point: str) -> None:
-        faults = OPTIONS["faults"][self.world.generation :]  # those before have happened: each begins a generation
+        faults = OPTIONS["faults"][self.world.generation :]  # earlier faults have happened: each starts a generation
         if faults and faults[0] == {"rank": self.rank, "step": step, "point": point}:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -130,7 +130,7 @@ class Rank:
     def result(self) -> dict[str, Any]:
         model, optimizer = self.state.model, self.state.optimizer
         tensors = [*model.parameters(), *(t for state in optimizer.state.values() for t in state.values())]
-        model._update_process_group(dist.group.WORLD)  # so that the layout is read afresh
+        model._update_process_group(dist.group.WORLD)  # makes DDP read the layout again
         return {
             "weights": hashlib.sha256(b"".join(t.detach().numpy().tobytes() for t in tensors)).hexdigest(),
             "buffers": hashlib.sha256(b"".join(t.numpy().tobytes() for t in model.buffers())).hexdigest(),

@@ -1,4 +1,4 @@
-"""One rank of four: `restore_program.py CASE RANK PORT`. Ends with status 0 if all that it checks holds."""
+"""One rank of four: `restore_program.py CASE RANK PORT`. Ends with status 0 if all its checks hold."""
 
 import sys
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def tensors(state: TrainState) -> dict[str, torch.Tensor]:
 
 
 def agree(state: TrainState, ranks: list[int]) -> None:
-    """Every tensor and every setting of `ranks` is the donor's, bit for bit."""
+    """Require that every tensor and setting of `ranks` equals the donor's, bit for bit."""
     mine = {
         name: (t.dtype, t.shape, t.contiguous().reshape(-1).view(torch.uint8)) for name, t in tensors(state).items()
     }
@@ -148,7 +148,7 @@ def survivors() -> None:
 
 
 def misfit() -> None:
-    """A receiver with another model is TORN, and says what differs; the donor is unharmed."""
+    """A receiver with another model is TORN and names the difference; the donor is unharmed."""
     state = make(2)
     if RANK == 3:
         state.model.large = nn.Linear(16, 10)
@@ -162,7 +162,7 @@ def misfit() -> None:
 
 
 def flipped() -> None:
-    """A bit that flips on the way is found: the receiver is TORN, and says who has sent it."""
+    """A bit that flips on the way is detected: the receiver is TORN and names the sender."""
     state = make(2)
     if RANK == DONOR:
         largest, send = max(tensor.nbytes for tensor in tensors(state).values()), dist.isend
@@ -184,7 +184,7 @@ def flipped() -> None:
 
 
 def behind() -> None:
-    """A rank that the plan takes for clean, but is not, refuses."""
+    """A rank that the plan wrongly counts as clean refuses the plan."""
     state = make(2 if RANK else 1)
     if RANK == 0:
         with pytest.raises(RestoreError, match="clean at step 1"):
@@ -194,7 +194,7 @@ def behind() -> None:
 
 
 def layouts() -> None:
-    """Any layout can be imposed, frozen, shared and ignored parameters notwithstanding."""
+    """Any layout can be imposed, even with frozen, shared or ignored parameters."""
     net = Net()
     net.picture.requires_grad_(False)
     for name in ("large.weight", "short"):
@@ -216,7 +216,7 @@ def layouts() -> None:
 
 
 def elsewhere() -> None:
-    """A wrapper that one process has made in another group: nobody waits in it, and all are told at once."""
+    """One process has a wrapper in another group: no rank waits in that group, and all are informed at once."""
     group = dist.new_group(timeout=timedelta(seconds=600))
     state = make(1)
     wrapper = DistributedDataParallel(nn.Linear(2, 2), process_group=group)

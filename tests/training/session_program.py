@@ -17,7 +17,7 @@ from taskd.runtime.worker.worker import current, start_from_environment
 CASE = sys.argv[1]
 
 
-class Flaky(Exception):  # noqa: N818 - the point is that it is no RuntimeError
+class Flaky(Exception):  # noqa: N818 - it must not be a RuntimeError
     pass
 
 
@@ -35,11 +35,11 @@ FAULTS = {
     "each": lambda: ValueError("a step after the order went on"),
 }
 TIMES = {"shapes": 2, "closed": 2}
-"""How often it comes, if not once."""
+"""Number of times that the error comes, where it is not one."""
 
 
 class Asking:
-    """A sampler of the user's. In one commit it waits until the ranks are to pause, and asks who is there."""
+    """Sampler of the user's. In one commit it waits for the order to pause, then asks for the world size."""
 
     def __init__(self) -> None:
         self.waits = False
@@ -103,11 +103,11 @@ def main() -> None:
     assert calls == [0, *[1] * TIMES.get(CASE, 1)]
 
 
-# Without torch's own end, which now and then aborts (see examples/digits_ddp.py): that is not what is tested here.
+# Without torch's own end, which sometimes aborts (see examples/digits_ddp.py): this is not the subject of the test.
 status = 0
 try:
     main()
-except BaseException:  # noqa: BLE001 - whatever it was, the status says so
+except BaseException:  # noqa: BLE001 - the status reports any error
     traceback.print_exc()
     status = 1
 os._exit(status)

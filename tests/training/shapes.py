@@ -1,4 +1,4 @@
-"""What the training functions of `shapes_found` and `shapes_exact` have around them."""
+"""Models, loaders and helpers around the training functions of `shapes_found` and `shapes_exact`."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -26,7 +26,7 @@ class Bins(Sampler[Any]):
 
 EPOCHS, K = 3, 2
 FOUND: Final[dict[str, tuple[Callable[[], None], tuple[str, ...]]]] = {}
-"""Each function with the names that are found in it; none if it is exact."""
+"""Training functions with the names that are found in each; none if the function is exact."""
 
 _rows = TensorDataset(torch.zeros(37, 4), torch.zeros(37, dtype=torch.long))
 model: Any = torch.nn.Linear(4, 3)
@@ -56,7 +56,7 @@ exact = finds()
 
 
 def learn(x: Any, y: Any) -> Any:
-    """A step, without its commit."""
+    """Make a step, without its commit."""
     optimizer.zero_grad()
     loss = cross_entropy(model(x), y)
     loss.backward()
@@ -75,5 +75,5 @@ def evaluate() -> float:
 
 
 def bar_of(batches: Any) -> Any:
-    """As a progress bar does."""
+    """Return the batches, as a progress bar does."""
     return batches

@@ -1,6 +1,6 @@
-"""Training functions that fetch a batch ahead of its step, as people write them: each with what is found.
+"""Training functions that fetch a batch ahead of its step, as people write them, each with its findings.
 
-They are read, and never called. `tests/training/test_reading.py` compares.
+The tests read them and never call them. `tests/training/test_reading.py` compares.
 """
 
 from tests.training.shapes import finds, learn, loader, optimizer, state

@@ -1,7 +1,7 @@
 # ruff: noqa: B007, SIM113, UP028
-"""Training functions, as people write them, that are exact after a recovery: nothing is found in them.
+"""Training functions, as people write them, that are exact after a recovery and have no findings.
 
-They are read, and never called. `tests/training/test_reading.py` compares.
+The tests read them and never call them. `tests/training/test_reading.py` compares.
 """
 
 import time

@@ -1,7 +1,7 @@
 # ruff: noqa: B007, B905, UP028
-"""Training functions, as people write them, that would not be exact after a recovery: each with what is found.
+"""Training functions, as people write them, that would not be exact after a recovery, each with its findings.
 
-They are read, and never called. `tests/training/test_reading.py` compares.
+The tests read them and never call them. `tests/training/test_reading.py` compares.
 """
 
 import itertools
@@ -57,7 +57,7 @@ def scheduled(data):
 
 @finds("i")
 def counts_of_two_loaders_at_one_line():
-    """The place of one of them is not known to taskd."""
+    """taskd does not know the position of one of them."""
     for _ in state.epochs(EPOCHS):
         scheduled(loader)
         scheduled(stateful)

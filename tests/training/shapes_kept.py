@@ -1,7 +1,7 @@
 # ruff: noqa: B007
 """Training functions that keep the best weights, or an order of the data: some are exact, some are not.
 
-They are read, and never called. `tests/training/test_reading.py` compares.
+The tests read them and never call them. `tests/training/test_reading.py` compares.
 """
 
 import copy

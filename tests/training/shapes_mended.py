@@ -1,7 +1,7 @@
 # ruff: noqa: B007, B023, B905
-"""Training functions that are mended: counts of batches go on after a recovery, and names behind a loop are kept.
+"""Training functions that are mended: batch counts continue after a recovery, and names set in a loop are kept.
 
-They are read, and never called. `tests/training/test_reading.py` compares.
+The tests read them and never call them. `tests/training/test_reading.py` compares.
 """
 
 from itertools import islice

@@ -1,4 +1,4 @@
-"""Training functions of which something is warned, or nearly: as scripts write them."""
+"""Training functions with a warning, or nearly, as scripts write them."""
 
 import shutil
 

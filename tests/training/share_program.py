@@ -1,4 +1,4 @@
-"""One rank of four: `share_program.py CASE RANK PORT`. Ends with status 0 if all that it checks holds."""
+"""One rank of four: `share_program.py CASE RANK PORT`. Ends with status 0 if all its checks hold."""
 
 import sys
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def train(state: TrainState, steps: int) -> None:
 
 
 def join(state: TrainState, generation: int, members: tuple[int, ...], step: int, receivers: tuple[int, ...]) -> None:
-    """What a session does with a plan. The donor is the member that comes first."""
+    """Carry out a plan as a session does. The donor is the first member."""
     plan = WorldPlan(
         generation=generation,
         world_size=len(members),
@@ -80,7 +80,7 @@ def join(state: TrainState, generation: int, members: tuple[int, ...], step: int
 
 
 def smaller() -> None:
-    """Gradients of three, two and one ranks are those of four, dropout included; one backward pass communicates."""
+    """Gradients of three, two and one ranks equal those of four, with dropout. One backward pass communicates."""
     state = make(buckets_mb=0.001)
     whole = gradients(state)
     clock = TCPStore("127.0.0.1", PORT, is_master=False)
@@ -92,11 +92,11 @@ def smaller() -> None:
             assert state.model.require_backward_grad_sync
             if clock.add(f"present-{generation}", 1) == len(members):
                 clock.set(f"over-{generation}", "")
-        clock.wait([f"over-{generation}"], timedelta(seconds=60))  # nobody is ahead: a later world sweeps keys away
+        clock.wait([f"over-{generation}"], timedelta(seconds=60))  # no rank runs ahead: a later world deletes keys
 
 
 def elastic() -> None:
-    """A rank goes and comes back: after each step all that are there hold the same bits, near those of a full world."""
+    """A rank leaves and returns. After each step all present ranks hold the same bits, near those of a full world."""
     state = make(buckets_mb=0.001)
     train(state, 3)
     if RANK != 1:
@@ -116,7 +116,7 @@ def elastic() -> None:
 
 
 def broken_off() -> None:
-    """A step that ends between two shares leaves DDP as if it had not begun, its buffers included."""
+    """A step that ends between two shares leaves DDP, with its buffers, as if the step had not begun."""
     state = make(norm=True)
     members = (0, 2, 3)
     if RANK not in members:
@@ -140,7 +140,7 @@ def broken_off() -> None:
 
 
 def full() -> None:
-    """In the full world the loop makes the bits of a script without it."""
+    """In the full world, the loop gives the same bits as a script without it."""
     with_shares, without = make(), make()
     train(with_shares, 4)
     without._recovery.begin(JobRank(RANK))
@@ -156,7 +156,7 @@ def full() -> None:
 
 
 def samplers() -> None:
-    """A newcomer whose node knows nothing of its position gets its donor's, and says so; a seed makes up for half."""
+    """A newcomer without a known position gets its donor's and reports this; a seed replaces half of it."""
 
     class Place:
         def __init__(self) -> None:
@@ -209,7 +209,7 @@ def samplers() -> None:
 
 
 def main(*cases: Callable[[], None]) -> None:
-    """Play the one of that name."""
+    """Run the case of that name."""
     torch.set_num_threads(1)
     WORLD.observe()
     store = TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False)

@@ -1,8 +1,8 @@
-"""Another module of a script's, with a variable of a name that the script has, too."""
+"""A second module of a script, with a variable of the same name as one in the script."""
 
 both = 2
 
 
 def count() -> int:
-    """Use it."""
+    """Use the variable."""
     return both

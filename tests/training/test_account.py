@@ -1,4 +1,4 @@
-"""What a rank says of itself when it is asked, wherever its main thread is."""
+"""A rank's account of its activity, wherever its main thread is."""
 
 import os
 import re
@@ -31,7 +31,7 @@ Begin = Callable[[str], "Agent"]
 
 
 class Agent:
-    """Asks one rank."""
+    """Agent that queries one rank."""
 
     def __init__(self, server: LocalServer, peer: Peer, ear: Ear) -> None:
         self._peer, self._ear = peer, ear
@@ -49,7 +49,7 @@ class Agent:
         return account
 
     def at(self, frame: str) -> Account:
-        """Ask until its main thread is there."""
+        """Query until its main thread is in this frame."""
         end_s = time.monotonic() + LIMIT_S
         while True:
             account = self.account()
@@ -130,7 +130,7 @@ def test_a_rank_answers_that_holds_the_list_of_threads(begin: Begin) -> None:
 
 
 def test_an_account_is_bounded(begin: Begin) -> None:
-    """A hundred threads, deep in functions; names that are no text."""
+    """A hundred threads, deep in functions; names that are not valid text."""
     account = begin("crowd").at("in crowded$")
     assert 8 < len(account.threads) <= MOST_THREADS
     assert max(len(thread.stack) for thread in account.threads) == MOST_FRAMES
@@ -141,7 +141,7 @@ def test_an_account_is_bounded(begin: Begin) -> None:
 
 
 def test_of_this_process() -> None:
-    """The main thread asks: it leaves itself out, and still has its own stack."""
+    """The main thread asks: it leaves itself out of the list and still has its own stack."""
     stack = main_stack()
     assert stack[0].endswith("in main_stack")
     assert stack[1].endswith("in test_of_this_process")

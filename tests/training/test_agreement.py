@@ -1,4 +1,4 @@
-"""What all ranks agree on, over a store."""
+"""Agreement of all ranks over a store."""
 
 import threading
 import time
@@ -14,11 +14,11 @@ LIMIT_S = 20.0
 
 
 def nothing() -> None:
-    """Nobody interrupts."""
+    """Report no interruption."""
 
 
 def asked(count: int, ask: Callable[[Agreement], str]) -> list[str]:
-    """What each of so many ranks is answered, each on a thread of its own."""
+    """Return the answers to `count` ranks, each on a thread of its own."""
     store, found = HashStore(), [""] * count
 
     def run(rank: int) -> None:
@@ -83,7 +83,7 @@ def test_a_fault_ends_the_wait() -> None:
 
 def test_a_store_that_fails_agrees_to_nothing() -> None:
     class Broken(Store):
-        """Its server is gone."""
+        """Store whose server is gone."""
 
     one = Agreement(Broken(), "check", 0, 2, nothing)
     assert one.ask("leave", "optimizer 0", LIMIT_S).startswith("rank 0: the store of the default group failed")

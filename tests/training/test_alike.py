@@ -1,4 +1,4 @@
-"""What was alike on all ranks, and is not after a fault, is found by whoever has lived through the fault."""
+"""Facts that are equal on all ranks, but not after a fault: the ranks that survived the fault find them."""
 
 import random
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ assert fake_pg, "it registers the backend"
 
 @pytest.fixture(autouse=True)
 def world() -> Iterator[None]:
-    """Two ranks that share a store. Both are in this process: nothing asks which one it is."""
+    """Yield a world of two ranks that share a store. Both are in this process; nothing asks for the own rank."""
     dist.init_process_group("fake", rank=0, world_size=2, store=dist.HashStore())
     yield
     dist.destroy_process_group()
 
 
 class Rank:
-    """One rank's counts."""
+    """Counts of one rank."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(1, 1)
@@ -55,7 +55,7 @@ def steps(ranks: list[Rank], count: int) -> None:
 
 
 def evaluation(ranks: list[Rank], draws: Rank | None = None) -> None:
-    """All evaluate; one of them draws a number in it."""
+    """Evaluate on all ranks; one of them draws a number in its evaluation."""
     for rank in ranks:
         before = random.getstate()
         if rank is draws:
@@ -66,7 +66,7 @@ def evaluation(ranks: list[Rank], draws: Rank | None = None) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_new_process_that_draws_a_number_more(*, early: bool) -> None:
-    """`early`: the first fault comes before the first evaluation, so that only recovered worlds have one."""
+    """`early`: the first fault comes before the first evaluation, so only recovered worlds have one."""
     ranks = [Rank(), Rank()]
     steps(ranks, 5)
     if not early:

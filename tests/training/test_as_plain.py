@@ -1,4 +1,4 @@
-"""A loader whose place is kept as it is without taskd: what a training sees is the same, undisturbed or resumed."""
+"""A loader whose position is kept as without taskd: a training gets the same data, undisturbed or resumed."""
 
 import itertools
 import random
@@ -22,7 +22,7 @@ Position = tuple[list[bytes], bytes, bytes]
 
 
 class Drawing(torch.utils.data.Dataset[Any]):
-    """Augments: what a row gives depends on both generators, and changes them."""
+    """Augmented rows: a row depends on both generators and advances them."""
 
     def __len__(self) -> int:
         return ROWS
@@ -32,21 +32,21 @@ class Drawing(torch.utils.data.Dataset[Any]):
 
 
 class DrawingAtTimes(Drawing):
-    """Some rows draw nothing."""
+    """Dataset in which some rows draw nothing."""
 
     def __getitem__(self, index: int) -> list[float]:
         return super().__getitem__(index) if index % 5 == 0 else [float(index), 0.0, 0.0]
 
 
 class Stream(IterableDataset[Any]):
-    """Has no indices."""
+    """Stream without indices."""
 
     def __iter__(self) -> Iterator[float]:
         yield from map(float, range(ROWS))
 
 
 class Ahead(DataLoader[Any]):
-    """Loads one batch ahead of that which it gives, as accelerate's do; or more."""
+    """Loader that loads one batch or more ahead of the current one, as accelerate's does."""
 
     most = 1
 
@@ -79,7 +79,7 @@ def own_generator() -> DataLoader[Any]:
 
 
 def distributed() -> DataLoader[Any]:
-    """What torchdata's says of itself is where its last pass has ended."""
+    """Return a loader whose sampler, torchdata's, reports only where its last pass has ended."""
     rows = TensorDataset(torch.arange(ROWS))
     return DataLoader(rows, batch_size=SIZE, sampler=StatefulDistributedSampler(rows, num_replicas=1, rank=0))
 
@@ -104,7 +104,7 @@ MAKE = {
 
 
 class Process:
-    """Trains: of each step it notes the batch and a random number, and as it is committed, where it stands."""
+    """Process that trains. It records the batch and a random number of each step, and the position at its commit."""
 
     def __init__(self, make: Any, *, kept: bool, by_epochs: bool = False) -> None:
         torch.manual_seed(1)
@@ -118,7 +118,7 @@ class Process:
         self.record(0)
 
     def end(self) -> None:
-        """Its workers end here, and not whenever it is collected: maybe in a worker of the next one's, being forked."""
+        """End its workers now. The collector might end them later in a forked worker of the next process."""
         if self.place is not None and self.loader.num_workers:
             self.place.batches._shutdown_workers()  # type: ignore[union-attr]
 
@@ -136,7 +136,7 @@ class Process:
         self.rng.restore(rng)
 
     def train(self, step: int = 0, until: int = EPOCHS * BATCHES) -> list[Any]:
-        """From `step` on; in the midst of step `until` it is left, behind its batch and its random number."""
+        """Train from `step` on. In the middle of step `until` stop, after its batch and its random number."""
         seen: list[Any] = []
         epochs = self.epochs.up_to(EPOCHS, lambda: None) if self.by_epochs else range(step // BATCHES, EPOCHS)
         for epoch in epochs:
@@ -169,7 +169,7 @@ def test_a_training_goes_on_behind_any_step(kind: str, by_epochs: bool, lives: b
     steps = range(1, EPOCHS * BATCHES) if kind != "workers" else (1, BATCHES - 1, BATCHES, BATCHES + 1, 2 * BATCHES)
     for step in steps:
         if kind == "stream" and not by_epochs and step % BATCHES == 0:
-            continue  # nobody can tell that it is over: the loop over `epochs` ends there and goes on
+            continue  # the end of the pass is unknown: the loop over `epochs` ends there and continues
         process = Process(make, kept=True, by_epochs=by_epochs)
         before = process.train(until=step)
         position = process.positions[step]
@@ -195,7 +195,7 @@ def test_faults_follow_one_another(kind: str, lives: bool) -> None:
 
 
 def test_a_survivor_may_go_back_by_several_steps() -> None:
-    """As to a copy: the batches since are no longer kept, so they are loaded again."""
+    """The same holds for a return to a copy: later batches are no longer kept, so they are loaded again."""
     process = Process(ahead, kept=True)
     seen = process.train(until=5)
     process.go_to(2, process.positions[2])

@@ -23,7 +23,7 @@ ROWS = 32
 
 
 class Gained(Dataset[torch.Tensor]):
-    """Rows of numbers, each times another."""
+    """Rows of numbers, each multiplied by the gain."""
 
     def __init__(self, gain: float) -> None:
         self.gain = gain
@@ -36,14 +36,14 @@ class Gained(Dataset[torch.Tensor]):
 
 
 class Noisy(Gained):
-    """A dataset that draws random numbers where its rows are loaded."""
+    """Dataset that draws random numbers as its rows are loaded."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         return super().__getitem__(index) + torch.rand(8)
 
 
 class Streamed(IterableDataset[torch.Tensor]):
-    """The same rows, one after the other."""
+    """The same rows as a stream."""
 
     def __init__(self, gain: float) -> None:
         self.rows = Gained(gain)
@@ -53,14 +53,14 @@ class Streamed(IterableDataset[torch.Tensor]):
 
 
 class Unwilling(list[Any]):
-    """A list that has no slices."""
+    """List without slices."""
 
     def __getitem__(self, _index: Any) -> Any:
         raise TypeError("no slices")
 
 
 class Process:
-    """One process of one rank. With a folder its positions are those of the process before it."""
+    """One process of one rank. With a folder, its positions are those of the previous process."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Process:
         self.batches = iter(self.loader)
 
     def forward(self, batches: int = 1) -> torch.Tensor:
-        """So many micro-batches, and no more."""
+        """Run a forward pass over this number of micro-batches, and no more."""
         for _ in range(batches):
             loss = self.model(next(self.batches)).mean()
         return loss
@@ -107,7 +107,7 @@ class Process:
 
 
 def dead(folder: Path, *, plain: bool = False, workers: int = 0, streams: bool = False) -> None:
-    """Three steps, and the forward pass of the fourth, by a process that has gone."""
+    """Run three steps and the forward pass of the fourth, in a process that then ends."""
     process = Process(folder, 1.0, plain=plain, workers=workers, streams=streams)
     for _ in range(3):
         process.step()
@@ -142,7 +142,7 @@ def test_a_training_that_ends_before_it_is_judged_says_so(tmp_path: Path, caplog
 
 @pytest.mark.parametrize("plain", [False, True])
 def test_noise_that_is_drawn_in_loader_processes(tmp_path: Path, *, plain: bool) -> None:
-    """A loader of a trainer's leaves the seeds of these processes as the library has them: a new process has others."""
+    """A trainer's loader leaves the workers' seeds as the library sets them: a new process has other seeds."""
     dead(tmp_path, plain=plain, workers=1)
     new = Process(tmp_path, 1.0, plain=plain, workers=1, is_new=True)
     for _ in range(2):
@@ -152,7 +152,7 @@ def test_noise_that_is_drawn_in_loader_processes(tmp_path: Path, *, plain: bool)
 
 @pytest.mark.parametrize("gain", [1.0, 1.5])
 def test_a_step_of_several_batches_is_compared_by_the_one_that_was_put_down(tmp_path: Path, gain: float) -> None:
-    """The process died behind the second of three: it is compared with the second."""
+    """The process died after the second of three batches: the comparison uses the second."""
     process = Process(tmp_path, 1.0)
     for _ in range(3):
         process.step(3)
@@ -176,7 +176,7 @@ def test_a_fault_before_it_is_judged_does_not_make_it_forget(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("gain", [1.0, 1.5])
 def test_a_second_new_process_is_compared_with_the_first_one_of_all(tmp_path: Path, gain: float) -> None:
-    """The one in between died before it could judge."""
+    """The process in between died before it could compare."""
     dead(tmp_path)
     Process(tmp_path, 1.5, is_new=True).forward()
     new = Process(tmp_path, gain, is_new=True)
@@ -195,7 +195,7 @@ def test_the_first_batch_of_a_stream(tmp_path: Path, gain: float) -> None:
 
 
 def test_a_batch_that_was_changed_before_it_is_handed_out_again(tmp_path: Path) -> None:
-    """By a process that lived through a fault, and died in the same step."""
+    """A process that survived a fault changed it, and died in the same step."""
     process = Process(tmp_path, 1.0, plain=True)
     for _ in range(3):
         process.step()
@@ -261,7 +261,7 @@ def test_a_batch_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_what_is_put_down_of_a_batch_is_not_seen_as_a_move_behind_the_forward_pass(tmp_path: Path) -> None:
-    """A batch is fetched behind it, and the place in the data is the same again."""
+    """A batch is fetched after it, but the position in the data does not change."""
     process = Process(tmp_path, 1.0)
     process.recovery.late.begin()
     samples = process.recovery.parts.samples["rows"]
@@ -337,7 +337,7 @@ def test_a_tensor_whose_memory_was_freed_is_not_read() -> None:
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    """It may be that of a set, which is another one in each process."""
+    """The order may come from a set, which has another order in each process."""
     fields = {name: torch.full((40,), float(number)) for number, name in enumerate("abc")}
     assert sample_of(fields) == sample_of(dict(reversed(fields.items())))
 

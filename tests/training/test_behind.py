@@ -1,4 +1,4 @@
-"""What a fault leaves out of the work between a commit and the next step is told, with the script's line."""
+"""Work between a commit and the next step that a fault leaves out is reported, with the script's line."""
 
 import threading
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def error_of(call: Callable[[], object]) -> RuntimeError:
 
 
 def train(script: Path, behind: BehindCommit) -> None:
-    """Called by a library, as the resilient function is: no frame of this file is the script's."""
+    """Call the script from a library, as the resilient function is: no frame of this file belongs to the script."""
     names: dict[str, Any] = {}
     exec(compile(script.read_text(), str(script), "exec"), names)
     thread = threading.Thread(target=names["train"], args=(behind.committed, lambda _: None))
@@ -130,7 +130,7 @@ ROUNDS = {
 def test_what_begins_the_next_step_is_done_again_and_not_told(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever line was interrupted: only those behind the commit are told."""
+    """Only interrupted lines after the commit are reported."""
     lines = [line.removeprefix("        ") for line in ROUNDS[name].strip("\n").splitlines()]
     script = tmp_path / "train.py"
     script.write_text("\n".join(lines))
@@ -145,7 +145,7 @@ def test_what_begins_the_next_step_is_done_again_and_not_told(
 
 
 def ended_at(script: Path, line: int, behind: BehindCommit) -> BaseException:
-    """What ends a training whose work at that line fails, as soon as there was a commit; before it, if none comes."""
+    """Return the error of a training that fails at that line: after the first commit, or before it if none comes."""
     text = script.read_text().splitlines()[line - 1]
 
     def work(what: str) -> None:
@@ -154,7 +154,7 @@ def ended_at(script: Path, line: int, behind: BehindCommit) -> BaseException:
 
     names: dict[str, Any] = {}
     exec(compile(script.read_text(), str(script), "exec"), names)
-    with ThreadPoolExecutor(1) as threads:  # a library calls it, as the resilient function
+    with ThreadPoolExecutor(1) as threads:  # a library calls it, like the resilient function
         error = threads.submit(names["train"], behind.committed, work).exception(timeout=10)
     assert error is not None
     return error
@@ -308,7 +308,7 @@ def test_an_evaluation_behind_the_commit_is_no_next_step(
     model = torch.nn.Linear(1, 1)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     if not pulse:
-        monkeypatch.setattr(state._recovery._rng, "sources", lambda: None)  # as where a generator cannot be read
+        monkeypatch.setattr(state._recovery._rng, "sources", lambda: None)  # as if a generator could not be read
     state._recovery.attach(str(tmp_path / "position"))
     assert state._recovery.shows_steps is pulse
     state._recovery.begin(JobRank(0))
@@ -344,7 +344,7 @@ def test_nothing_is_told_where_all_ranks_live_and_are_clean(tmp_path: Path, capl
 
 
 def test_the_place_is_sought_once_in_each_world(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A step pays nothing for it, and a script may go on to another loop."""
+    """It adds no cost to a step, and a script may change to another loop."""
     behind, first, second = BehindCommit(), tmp_path / "first.py", tmp_path / "second.py"
     for script in (first, second):
         script.write_text("def train(commit, work):\n    for step in range(2):\n        commit()\n        work(step)\n")

@@ -1,4 +1,4 @@
-"""A single bit that flips in a copy, or on the way from a donor: refused whatever it hits, never taken silently."""
+"""A single bit that flips in a copy or on the way from a donor: refused wherever it is, never accepted silently."""
 
 import gc
 import random
@@ -23,11 +23,11 @@ from tests.training.test_packing import LateLink
 
 R0 = JobRank(0)
 TRIED = 400
-"""Bits of each kind of byte that are flipped one by one; of the heads it is every one."""
+"""Number of bits that are flipped one by one, for each kind of byte. In the heads, every bit is flipped."""
 
 
 def made(seed: int) -> TrainState:
-    """A state that has all kinds of things in its manifest: an optimizer's numbers, a scheduler, a plain attribute."""
+    """Return a state with a varied manifest: an optimizer's numbers, a scheduler, a plain attribute."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 + seed)
@@ -39,7 +39,7 @@ def made(seed: int) -> TrainState:
 
 
 def content(state: TrainState) -> str:
-    """All of it as text."""
+    """Return the whole content as text."""
     parts = state._recovery.parts.replicated
     return repr({name: _plain(part.state_dict()) for name, part in sorted(parts.items())})
 
@@ -51,7 +51,7 @@ def _plain(value: Any) -> Any:
 
 
 class Copied:
-    """A copy of a state in a file."""
+    """Copy of a state in a file."""
 
     def __init__(self, folder: CopyFolder) -> None:
         donor = made(0)
@@ -65,7 +65,7 @@ class Copied:
         self.receiver = made(1)
 
     def is_refused(self) -> bool:
-        """Whether it is when it is loaded; if it is not, it must be what was copied."""
+        """Return whether loading refuses the copy. Require the original content if it does not."""
         file = self.folder.find(R0, 0)
         if file is None:
             return True
@@ -87,11 +87,11 @@ def copied(tmp_path: Path) -> Iterator[Copied]:
     yield one
     one.folder.close()
     del one.file
-    gc.collect()  # tensors of its memory
+    gc.collect()  # tensors that use its memory
 
 
 def flipped(memory: Any, at: int, bit: int, look: Callable[[], bool]) -> bool:
-    """What `look` finds while one bit is another."""
+    """Return the result of `look` with one bit flipped."""
     memory[at] ^= 1 << bit
     try:
         return look()
@@ -100,7 +100,7 @@ def flipped(memory: Any, at: int, bit: int, look: Callable[[], bool]) -> bool:
 
 
 def some(first: int, last: int) -> list[tuple[int, int]]:
-    """Places of bits in these bytes, the same in each run."""
+    """Return positions of bits in these bytes, the same in each run."""
     chance = random.Random(first)
     return [(chance.randrange(first, last), chance.randrange(8)) for _ in range(TRIED)]
 

@@ -1,4 +1,4 @@
-"""Checkpoints of one process: what comes back, which one is chosen, and what is said where something does not fit."""
+"""Checkpoints of one process: restored content, choice of a checkpoint, and reports of parts that do not fit."""
 
 import json
 import logging
@@ -95,7 +95,7 @@ def test_optimizers_with_little_or_odd_state(tmp_path: Path, kind: str, steps: i
 
 
 class Part:
-    """Something of the user's, with keys and values that torch's own format does not keep."""
+    """Part of the user's, with keys and values that torch's own format does not keep."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -110,7 +110,7 @@ class Part:
 
 
 def two_nets(seed: int) -> TrainState:
-    """Equal names in two models; one optimizer for both, one for the second, and a parameter that is never used."""
+    """Return equal names in two models: one optimizer for both, one for the second, and an unused parameter."""
     torch.manual_seed(seed)
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
     second.unused = nn.Parameter(torch.ones(2))
@@ -185,7 +185,7 @@ def test_the_newest_complete_one_is_chosen(tmp_path: Path, caplog: pytest.LogCap
         train(state, 1)
     assert state.step == 12
     expected = contents(state)
-    save(state, tmp_path)  # step-12 comes after step-2, and is not before it by name
+    save(state, tmp_path)  # step-12 comes after step-2, although it sorts before it by name
     for damage in ("manifest", "missing", "short", "content"):
         train(state, 1)
         spoil(save(state, tmp_path), damage)

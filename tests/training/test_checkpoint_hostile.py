@@ -1,6 +1,6 @@
-"""Manifests of checkpoints that somebody else has written or damaged, and what stands in place of files.
+"""Manifests of checkpoints that another user has written or damaged, and other objects in place of files.
 
-The checkpoint is passed over with one line, and the older one is taken.
+The checkpoint is skipped with one line, and the older one is loaded.
 """
 
 import os
@@ -108,7 +108,7 @@ KINDS: list[Callable[[Path], None]] = [pipe, loop, listening, endless, gone, gig
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", ["taskd.json", ".metadata", "parts.msgpack", "position-0.bin", "__0_0.distcp"])
 def test_what_stands_in_place_of_a_file(attack: Attack, name: str, kind: Callable[[Path], None]) -> None:
-    """The manifest says of each the size that it seems to have."""
+    """The manifest gives each object the size that it appears to have."""
     path = attack.path / name
     path.unlink()
     kind(path)

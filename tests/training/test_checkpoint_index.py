@@ -1,4 +1,4 @@
-"""torch's index of a checkpoint, and taskd's outline of it, from somebody who wants to run code here."""
+"""torch's index of a checkpoint, and taskd's outline of it, from an attacker who wants to run code here."""
 
 import pickle
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_an_index_that_runs_code_and_is_an_index(attack: Attack, mark: Path) -> 
 
 
 def test_an_index_of_one_rank_that_runs_code(attack: Attack, mark: Path) -> None:
-    """torch looks for it where it cannot read the common one."""
+    """torch searches for it if it cannot read the common index."""
     attack.place(".metadata", b"not this one")
     attack.place("__0.metadata", pickle.dumps(Strike(mark)))
     attack.fails(".metadata: byte 1 of 12: ")
@@ -95,7 +95,7 @@ def test_an_index_that_leads_elsewhere(attack: Attack, fields: dict[str, Any], r
 
 
 def test_an_index_with_holes(attack: Attack) -> None:
-    """Where no piece lies, the memory of before would become weights."""
+    """Without data for a region, old memory content would become weights."""
     index = attack.index()
     for tensor in index.state_dict_metadata.values():
         getattr(tensor, "chunks", []).clear()
@@ -171,7 +171,7 @@ def test_an_outline_that_runs_code(attack: Attack, mark: Path) -> None:
 
 
 def test_random_numbers_beyond_their_state() -> None:
-    """numpy takes any position, and would read there: the process was killed by it."""
+    """numpy accepts any position and reads there, which killed the process."""
     import numpy
 
     numpy.random.random()

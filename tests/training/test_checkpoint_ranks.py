@@ -1,4 +1,4 @@
-"""Checkpoints that several real ranks write and load: on any number of them, and whole or not there at all."""
+"""Checkpoints that several real ranks write and load: on any number of ranks, and either whole or absent."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ def port() -> Iterator[int]:
 
 
 class Ranks:
-    """Starts the ranks of one case, and waits for their end."""
+    """Runner of one case's ranks that waits for their end."""
 
     def __init__(self, launcher: Launcher, port: int, directory: Path) -> None:
         self._launcher = launcher
@@ -40,7 +40,7 @@ class Ranks:
         self._output = ""
 
     def __call__(self, case: str, size: int, dead: int | None = None, apart: int | None = None) -> None:
-        """`dead`: the rank that is to kill itself; `apart`: one that has another disk at the shelf's path."""
+        """Run a case. `dead`: the rank that kills itself. `apart`: a rank with another disk at the shelf's path."""
         statuses = self._play(case, size) if apart is None else self._play_apart(case, size, apart)
         assert statuses == [-9 if rank == dead else 0 for rank in range(size)], self._output
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is written as: for this user alone, and not through what a neighbour has put there."""
+"""Files of a checkpoint: readable by this user alone, and never written through a neighbour's files."""
 
 import os
 from pathlib import Path
@@ -70,7 +70,7 @@ def test_torch_does_not_write_through_a_link(tmp_path: Path, name: str) -> None:
 
 
 def test_torch_writes_into_the_folder_that_was_opened(tmp_path: Path) -> None:
-    """Whatever has come to stand under its name meanwhile."""
+    """This holds for any other file or folder that has replaced it under its name."""
     from torch.distributed import checkpoint
 
     folder = OwnFolder(tmp_path / "folder")
@@ -102,7 +102,7 @@ def test_no_file_is_written_over_what_is_there(tmp_path: Path) -> None:
 
 
 class Watcher:
-    """A part of the state that acts as a neighbour does who sees that a checkpoint is being written."""
+    """Part of the state that acts like a neighbour who notices that a checkpoint is being written."""
 
     def __init__(self, *names: Path) -> None:
         self.names = names
@@ -132,7 +132,7 @@ def test_a_neighbour_takes_the_names_meanwhile(tmp_path: Path) -> None:
 @as_root
 @pytest.mark.parametrize("is_link", [False, True])
 def test_a_neighbour_says_that_the_step_is_written(tmp_path: Path, is_link: bool) -> None:
-    """In a directory that all may write to, he has made one of the same job and step, which is complete."""
+    """In a directory open to all users, a neighbour has made a complete one of the same job and step."""
     state = make(1)
     train(state, 3)
     shelf = tmp_path / "shelf"

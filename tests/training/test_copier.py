@@ -1,4 +1,4 @@
-"""The thread that makes copies: what it takes from a store, to which anybody may write, and how it is stopped."""
+"""The thread that makes copies: its use of a store that anybody can write to, and its end."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ Start = Callable[..., Copier]
 
 
 class Held:
-    """A call that takes as long as the test likes."""
+    """Call that takes as long as the test wants."""
 
     def __init__(self) -> None:
         self.begun, self.over = threading.Event(), threading.Event()
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Iterator[CopyFolder]:
 
 @pytest.fixture
 def start(folder: CopyFolder) -> Iterator[Start]:
-    """Starts the copier of rank 1, whose first step is 1, which has passed already."""
+    """Yield a function that starts the copier of rank 1. Its first step is 1, which has already passed."""
     made: list[Copier] = []
 
     def make(
@@ -86,7 +86,7 @@ def start(folder: CopyFolder) -> Iterator[Start]:
 
 
 def decide(copier: Copier, said: str) -> None:
-    """Write what the first rank writes when step 1 is copied."""
+    """Write the first rank's decision for the copy of step 1."""
     copier._store.set("world/copies/1/1/after", said)
 
 
@@ -131,7 +131,7 @@ def test_a_thread_that_ends_late_leaves_the_next_copiers_step_alone(
     assert resolver.begun.wait(LIMIT_S)
     assert copier.stop()
     assert due.pop() == NEVER
-    due.append(7)  # of the next copier
+    due.append(7)  # from the next copier
     resolver.over.set()
     assert copier._thread is not None
     copier._thread.join(LIMIT_S)
@@ -228,7 +228,7 @@ def test_nothing_is_copied_while_the_place_in_the_data_is_unknown(tmp_path: Path
 def test_memory_that_is_needed_for_something_else_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody has asked for these copies: none is made any more, and the job is not told to have any."""
+    """No setting requires these copies: none is made any more, and the job's report lists none."""
     monkeypatch.setattr(copier_of, "is_pressed", lambda held_bytes: held_bytes > 0)
     folder = CopyFolder([tmp_path / "copy-0", tmp_path / "copy-1"], R1, asked=False)
     folder.room(R1, 10, -1).seal(CopyHead(R1, 1, 10, "d"))

@@ -1,4 +1,4 @@
-"""Files of copies: whole or none, two of each state, and room for them known beforehand."""
+"""Files of copies: whole or absent, two of each state, and their memory is checked in advance."""
 
 import errno
 import os
@@ -27,7 +27,7 @@ def copied(folder: CopyFolder, of: JobRank, step: int, keep: int = -1, size_byte
 
 
 def pieces(folder: Path) -> list[Path]:
-    """Files in the place of what an agent keeps for one rank: nothing was written to them yet."""
+    """Return files in place of those that an agent keeps for one rank, without any content yet."""
     folder.mkdir()
     paths = [folder / f"copy-{number}" for number in range(6)]
     for path in paths:
@@ -140,7 +140,7 @@ def test_removed_copies_give_their_memory_back(tmp_path: Path, folder: CopyFolde
 
 
 def test_another_rank_to_keep_copies_of_gets_memory_that_nobody_counts_on(folder: CopyFolder) -> None:
-    """Copies of the former one stay until all ranks count on those of the new one."""
+    """Copies of the former rank stay until all ranks count on those of the new one."""
     for step in (2, 4):
         copied(folder, R1, step)
     copied(folder, R2, 6, keep=4)
@@ -188,7 +188,7 @@ def test_a_shortage_says_what_is_needed_and_what_there_is(tmp_path: Path, monkey
 
 
 def test_a_copy_that_grows_beyond_the_memory_that_is_left_is_an_error(tmp_path: Path) -> None:
-    """As a full `/dev/shm` was: the kernel would kill a process of the job. What was whole stays so."""
+    """A full `/dev/shm` is an error too: the kernel would kill a process of the job. Whole copies stay whole."""
     folder = CopyFolder(pieces(tmp_path / "of-3"), R3)
     copied(folder, R3, 2)
     copied(folder, R1, 2)
@@ -204,7 +204,7 @@ def test_a_copy_that_grows_beyond_the_memory_that_is_left_is_an_error(tmp_path: 
 
 
 def test_states_of_all_ranks_of_a_node_grow_at_once(tmp_path: Path) -> None:
-    """But what was looked at before the first copy counts for all of them already."""
+    """The check before the first copy already covers all ranks."""
     folder = CopyFolder(pieces(tmp_path / "of-3"), R3, 1 << 20)
     assert folder.shortage(4 << 20, 0) == ""
     copied(folder, R3, 2, size_bytes=4 << 20)

@@ -1,4 +1,4 @@
-"""Counts of a loader's batches go on after a recovery: in the process that was interrupted, and in a new one."""
+"""Counts of a loader's batches continue after a recovery: in the interrupted process, and in a new one."""
 
 import gc
 import itertools
@@ -21,8 +21,8 @@ NOTHING: Any = ((), {})
 Seen = list[Any]
 
 
-class tqdm:  # noqa: N801 - as the library's
-    """A progress bar, which asks for its loader's iterator when it is first asked for a batch."""
+class tqdm:  # noqa: N801 - the library's name
+    """Progress bar that requests its loader's iterator with the first batch."""
 
     def __init__(self, over: Any) -> None:
         self._over = over
@@ -31,12 +31,12 @@ class tqdm:  # noqa: N801 - as the library's
         yield from self._over
 
 
-class Cut(Exception):  # noqa: N818 - it is what a fault does
-    """The fault."""
+class Cut(Exception):  # noqa: N818 - it stands for a fault
+    """Fault."""
 
 
 class Job:
-    """One process: a state, and what its training function has seen."""
+    """One process: a state, and the values that its training function has seen."""
 
     def __init__(self) -> None:
         model = torch.nn.Linear(1, 1)
@@ -176,7 +176,7 @@ def undisturbed(make: Callable[[Job], Callable[[], None]]) -> Seen:
 @pytest.mark.parametrize("make", SHAPES)
 @pytest.mark.parametrize("is_new", [False, True])
 def test_counts_go_on(make: Callable[[Job], Callable[[], None]], *, is_new: bool) -> None:
-    """Cut off in each of its steps: the step is done again, in this process or in another one."""
+    """The fault comes in each of its steps. The step is done again, in this process or in another one."""
     expected = undisturbed(make)
     for cut_at in range(1, len(expected)):
         job = Job()
@@ -198,7 +198,7 @@ def test_counts_go_on(make: Callable[[Job], Callable[[], None]], *, is_new: bool
 
 
 def test_other_calls_are_pythons_own() -> None:
-    """Of the same function, and of others in the module."""
+    """Other calls of the same function, and of other functions of the module, are unchanged."""
     job = Job()
     state, loader = job.state, job.loader
     kinds: list[Any] = []
@@ -243,7 +243,7 @@ def test_a_slice_without_a_limit() -> None:
 
 
 def test_a_first_batch_is_let_go_of() -> None:
-    """A progress bar has the count begin with the first batch: it is not held for the rest of the pass."""
+    """With a progress bar the count starts with the first batch. That batch is not held for the rest of the pass."""
     job = Job()
     state, loader, optimizer = job.state, job.loader, job.optimizer
     firsts: list[Any] = []

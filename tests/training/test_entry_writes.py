@@ -1,4 +1,4 @@
-"""What a training function empties, removes or renames as it is entered is named with its line."""
+"""Files that a training function empties, removes or renames as it is entered are named with the script's line."""
 
 import io
 import os
@@ -19,7 +19,7 @@ FILE = Path(__file__)
 
 @contextmanager
 def watched() -> Iterator[EntryWrites]:
-    """What is done inside is watched."""
+    """Watch the files that are changed inside the block."""
     made = EntryWrites()
     made.start()
     try:
@@ -29,13 +29,13 @@ def watched() -> Iterator[EntryWrites]:
 
 
 def fill(path: Path) -> Path:
-    with path.open("a") as file:  # which is harmless
+    with path.open("a") as file:  # appending is harmless
         file.write("text")
     return path
 
 
 def by_a_compiler(folder: Path) -> None:
-    """As inductor writes a header beside its kernels, in a folder of the user's choice."""
+    """Write a header beside kernels, as inductor does, in a folder of the user's choice."""
     names: dict[str, object] = {"__name__": "torch._inductor.codecache"}
     exec("def write(path):\n    path.write_text('header')", names)
     names["write"](folder / "header.hpp")  # type: ignore[operator]

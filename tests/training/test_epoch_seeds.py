@@ -1,4 +1,4 @@
-"""A script may seed its generators as each epoch begins: a resumed epoch draws what it would have drawn."""
+"""A script may seed its generators at the start of each epoch: a resumed epoch draws the same numbers."""
 
 import random
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from taskd.wire.kinds import JobRank
 EPOCHS, STEPS = 3, 4
 
 
-class Cut(Exception):  # noqa: N818 - it is what a fault does
-    """The fault."""
+class Cut(Exception):  # noqa: N818 - it stands for a fault
+    """Fault."""
 
 
 def seed_torch(epoch: int) -> None:
@@ -34,7 +34,7 @@ def draw() -> tuple[float, ...]:
 
 
 class Process:
-    """Seeds, and draws in each step; numbers of Python and numpy too."""
+    """Process that seeds, and draws in each step, also from Python and numpy."""
 
     def __init__(self, seeds: Callable[[int], None], **options: Any) -> None:
         torch.manual_seed(1)
@@ -61,7 +61,7 @@ class Process:
                 raise Cut
 
     def go_on(self) -> None:
-        """As a recovery does, in this process."""
+        """Continue as a recovery does, in this process."""
         self.state._recovery.redo()
         self.state._recovery.enter_again()
         self.train()
@@ -71,7 +71,7 @@ class Process:
 @pytest.mark.parametrize("options", [{}, {"seed": 7}])
 @pytest.mark.parametrize("behind", [False, True])
 def test_steps_draw_what_they_would_have(seed: Callable[[int], None], options: dict[str, Any], *, behind: bool) -> None:
-    """Cut off in each step, or behind each epoch."""
+    """The fault comes in each step, or after each epoch."""
     whole = Process(seed, **options)
     whole.state._recovery.begin(JobRank(0))
     whole.train()
@@ -87,7 +87,7 @@ def test_steps_draw_what_they_would_have(seed: Callable[[int], None], options: d
 
 
 def test_numbers_that_are_drawn_there_stay_drawn() -> None:
-    """A script that draws before its loop, and does not seed, is left as it is: nobody knows what that is for."""
+    """A script that draws before its loop and does not seed stays unchanged: the purpose of its draws is unknown."""
 
     def draws(_: int) -> None:
         draw()
@@ -107,7 +107,7 @@ def test_numbers_that_are_drawn_there_stay_drawn() -> None:
 
 
 def test_a_seed_of_each_step_is_not_undone() -> None:
-    """The loader is opened late, by a generator that each step asks behind its own seed."""
+    """The loader is opened late, by a generator that each step calls after its own seed."""
 
     def batches(process: Process) -> Any:
         yield from process.loader

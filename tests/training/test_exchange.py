@@ -1,4 +1,4 @@
-"""Copies between nodes: who gets in, what is taken, and what strangers at the port cost."""
+"""Copies between nodes: admission of peers, accepted messages, and the cost of strangers at the port."""
 
 import contextlib
 import logging
@@ -37,13 +37,13 @@ SILENT = 120
 
 
 def asked(question: Callable[[], object]) -> object:
-    """What a store says that is there."""
+    """Answer a question as a store does that is present."""
     return question()
 
 
 @contextlib.contextmanager
 def ring(world: str = WORLD, stopped: Callable[[], bool] = lambda: False) -> Iterator[tuple[Exchange, Exchange]]:
-    """Two ranks that are one another's neighbours."""
+    """Yield two ranks that are each other's neighbours."""
     store, made = HashStore(), {}
 
     def join(rank: JobRank, other: JobRank) -> None:
@@ -58,7 +58,7 @@ def ring(world: str = WORLD, stopped: Callable[[], bool] = lambda: False) -> Ite
 
 
 def both(*calls: Callable[[], object]) -> list[BaseException | None]:
-    """Call each on a thread of its own; what each raised."""
+    """Call each function on a thread of its own. Return the errors."""
     raised: list[BaseException | None] = [None] * len(calls)
 
     def run(number: int) -> None:
@@ -77,7 +77,7 @@ def both(*calls: Callable[[], object]) -> list[BaseException | None]:
 
 
 def linked(link: PeerLink, address: Address, limit_s: float = LIMIT_S) -> bool:
-    """Whether this end gets in at `address` and can send."""
+    """Return whether this end is admitted at `address` and can send."""
     link.connect(address)
     end_s = time.monotonic() + limit_s
     while not link.send(exchange._HELLO):
@@ -89,7 +89,7 @@ def linked(link: PeerLink, address: Address, limit_s: float = LIMIT_S) -> bool:
 
 @contextlib.contextmanager
 def waiting(stopped: Callable[[], bool], found: list[BaseException]) -> Iterator[Address]:
-    """Rank 0 waits for rank 1, as its buddy and its ward; where it listens. `found` gets what it raises."""
+    """Let rank 0 wait for rank 1, its buddy and its ward. Yield its address; `found` receives its error."""
     store = HashStore()
     store.set("address/1", f"{LOOPBACK}:9")
 
@@ -102,7 +102,7 @@ def waiting(stopped: Callable[[], bool], found: list[BaseException]) -> Iterator
     thread = threading.Thread(target=join)
     thread.start()
     while not store.check(["address/0"]):
-        time.sleep(0.01)  # another thread's
+        time.sleep(0.01)  # until the other thread has written it
     address = exchange._address(store.get("address/0"), R0)
     yield address
     thread.join(LIMIT_S)
@@ -264,7 +264,7 @@ def test_a_flood_of_visits_is_few_lines(caplog: pytest.LogCaptureFixture, monkey
 
 
 NAMES = ["localhost:80", "silent.example:80", "127.1:80", "0x7f000001:80", "[fe80::1%a;silent.example]:80"]
-"""What a resolver would be asked for, for as long as it likes."""
+"""Addresses that a resolver would look up, for as long as it takes."""
 
 
 @pytest.mark.parametrize("said", ["", "nonsense", "\xff\xfe:1", "[::1:80", "*:80", "a:99999", "9" * 5000, *NAMES])
@@ -282,7 +282,7 @@ def test_the_address_that_a_rank_publishes_is_taken(host: str) -> None:
 
 
 def test_who_listens_in_the_buddys_place_gets_nothing() -> None:
-    """Whoever can write to the store names its own address: no byte of the state goes there."""
+    """A peer that can write to the store may name its own address: it receives no byte of the state."""
     with socket.create_server((LOOPBACK, 0)) as server:
         store, over, got = HashStore(), threading.Event(), bytearray()
         store.set("address/1", f"{LOOPBACK}:{server.getsockname()[1]}")
@@ -306,7 +306,7 @@ def test_who_listens_in_the_buddys_place_gets_nothing() -> None:
 
 
 def test_its_threads_are_not_taken_for_the_scripts() -> None:
-    """Who looks whether a rank hangs must not think that a message could still wake it."""
+    """A check for hangs must not assume that a message could still wake the rank."""
     before = set(os.listdir("/proc/self/task"))
     with ring():
         limit_s = time.monotonic() + LIMIT_S
@@ -318,7 +318,7 @@ def test_its_threads_are_not_taken_for_the_scripts() -> None:
 
 
 def _taken() -> set[str]:
-    """Threads of this process that count as the script's."""
+    """Return the threads of this process that count as the script's."""
     seen = look(os.getpid())
     assert seen is not None
     return {str(thread) for thread in seen.runs}
@@ -355,7 +355,7 @@ def _receive(here: Exchange, incoming: Incoming, heads: list[CopyHead | None]) -
 
 
 def test_a_copy_without_room_is_read_and_dropped(tmp_path: Path) -> None:
-    """Its sender is not held up, and hears with all others that there are no copies any more."""
+    """Its sender is not delayed, and learns with all others that there are no copies any more."""
     paths = [tmp_path / f"copy-{number}" for number in range(4)]
     content = os.urandom((2 << 20) + 5)
     head = CopyHead(R1, 4, len(content), "d")

@@ -11,16 +11,16 @@ from taskd.errors import ConfigError
 
 
 class StoreError(Exception):
-    """The job's own exception."""
+    """Exception of the job's own."""
 
 
 class QuotaError(StoreError):
-    """One that derives from it."""
+    """Exception derived from it."""
 
 
 @pytest.fixture(autouse=True)
 def registry():
-    """Registrations belong to the process; each test begins and ends without any."""
+    """Keep registrations, which belong to the process, out of each test."""
     kept = faults._registered[:]
     faults._registered.clear()
     yield

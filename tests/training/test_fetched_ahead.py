@@ -1,7 +1,7 @@
 """A loader whose script fetches a batch ahead of its steps: after a recovery that batch is handed out again.
 
-Runs are cut and compared as in `test_places`. Samples that draw random numbers as they are loaded are left out of the
-comparison: they are drawn once more.
+Runs are cut and compared as in `test_places`. The comparison leaves out samples that draw random numbers as they are
+loaded: they are drawn once more.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ def ahead_of(batches: Any) -> Iterator[Any]:
 
 
 class Asking:
-    """Asks for a batch, or the end, as it gives one."""
+    """Iterator that requests the next batch, or the end, before it gives one."""
 
     def __init__(self, loader: Any) -> None:
         self.batches = iter(loader)
@@ -57,7 +57,7 @@ class Asking:
 
 
 def known(state: TrainState) -> None:
-    """A new process has it from the record."""
+    """Declare one batch fetched ahead, as a new process has it from the record."""
     if state.step == 0:
         place: Any = state._recovery.parts.places["loader"]
         place.ahead.settle(1)
@@ -99,7 +99,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def over_passes(state: TrainState, log: Log, cut: Cut) -> None:
-    """The batch that is fetched behind a pass's last one is the first of the next."""
+    """Train over passes. The batch fetched after a pass's last one is the first of the next pass."""
     known(state)
     batches = ahead_of(endless(state.loader))
     while state.step < EPOCHS * PER_EPOCH:
@@ -107,7 +107,7 @@ def over_passes(state: TrainState, log: Log, cut: Cut) -> None:
 
 
 def over_passes_in_epochs(state: TrainState, log: Log, cut: Cut) -> None:
-    """The same, within `state.epochs()`: a pass begins in the epoch before its own."""
+    """Train over passes within `state.epochs()`: a pass starts in the epoch before its own."""
     known(state)
     batches = ahead_of(endless(state.loader))
     for epoch in state.epochs(EPOCHS):
@@ -116,7 +116,7 @@ def over_passes_in_epochs(state: TrainState, log: Log, cut: Cut) -> None:
 
 
 def knowing_the_end(state: TrainState, log: Log, cut: Cut) -> None:
-    """It does not ask for the end of a pass."""
+    """Train without a request for the end of a pass."""
     known(state)
     for epoch in state.epochs(EPOCHS):
         begin_epoch(state, epoch)
@@ -129,7 +129,7 @@ def knowing_the_end(state: TrainState, log: Log, cut: Cut) -> None:
 
 
 def left_early(state: TrainState, log: Log, cut: Cut) -> None:
-    """Each pass is left behind its second step, with a batch in hand."""
+    """Leave each pass after its second step, with a batch in hand."""
     known(state)
     for epoch in state.epochs(5):
         begin_epoch(state, epoch)
@@ -140,14 +140,14 @@ def left_early(state: TrainState, log: Log, cut: Cut) -> None:
 
 
 def seen(log: Log) -> Log:
-    """Epochs and samples."""
+    """Return the epochs and samples of a log."""
     return [entry[:2] for entry in log]
 
 
 LOOPS = [in_epochs, asked_in_epochs, by_steps, over_passes, over_passes_in_epochs, knowing_the_end]
 KINDS = ["plain", "shuffle", "distributed", "stateful sampler", "iterable"]
 KINDS_OF = {train: KINDS if train is knowing_the_end else [*KINDS, "generator"] for train in LOOPS}
-"""torch's sampler draws once more from its generator when it is asked for the end."""
+"""Kinds for each loop. torch's sampler draws once more from its generator when it is asked for the end."""
 
 
 @pytest.mark.parametrize("newcomer", [False, True], ids=["survivor", "newcomer"])
@@ -185,7 +185,7 @@ def test_a_second_fault_before_a_batch_is_trained_on() -> None:
 
 
 def place_with(batches: int, step: int = 1) -> FetchedAhead:
-    """In this step."""
+    """Return the position of a loader with `batches` fetched ahead, in this step."""
     ahead = FetchedAhead()
     ahead.settle(batches)
     ahead.due_step = lambda: step
@@ -208,7 +208,7 @@ def test_the_end_of_a_pass_counts_until_another_batch_comes() -> None:
     assert ahead.place_of(now).handed == 1
     now.over = True
     ahead.ended(now)
-    ahead.ended(now)  # as one does that asks for the next batch before it looks at this one
+    ahead.ended(now)  # as a script that requests the next batch before it inspects this one
     assert (ahead.place_of(now).handed, ahead.place_of(now).over) == (2, False)
     following = Pass(1, number=1, handed=1, over=False)
     ahead.handed(following)
@@ -216,7 +216,7 @@ def test_the_end_of_a_pass_counts_until_another_batch_comes() -> None:
 
 
 def test_a_step_that_asks_for_nothing_has_used_what_was_held() -> None:
-    """A prefetcher that knows the length of a pass."""
+    """The script is a prefetcher that knows the length of a pass."""
     ahead = place_with(1, step=4)
     now = Pass(1, number=0, over=False)
     for number in (1, 2):
@@ -247,7 +247,7 @@ def trial(kind: Callable[[], DataLoader[Any]], *, suspected: bool) -> tuple[Trai
 
 
 def two_steps(state: TrainState, found: AheadTrial, ask: Callable[[], Any]) -> None:
-    """A batch is asked for in each, and one before the first."""
+    """Request a batch in each step, and one before the first."""
     ask()
     for _ in range(2):
         ask()
@@ -265,7 +265,7 @@ def test_where_the_text_shows_it_a_batch_is_handed_out_again_at_once(suspected: 
     next(batches)
     assert found.leave() == first
     assert (found.batches, found.why_no_more == "") == (first, not suspected)
-    state._recovery.return_to(2)  # which forgets what was asked for
+    state._recovery.return_to(2)  # which drops the record of requests
     if not suspected:
         assert not found.put_back()
         found.try_more()
@@ -306,7 +306,7 @@ def test_a_step_that_came_out_otherwise_shows_nothing() -> None:
 
 
 def test_each_step_must_have_asked_for_a_batch() -> None:
-    """A script that commits twice a batch would have none in hand at every other commit."""
+    """With two commits per batch, a script would have no batch in hand at every other commit."""
     state, found = trial(plain, suspected=True)
     batches = iter(state.loader)
     next(batches), next(batches)
@@ -318,7 +318,7 @@ def test_each_step_must_have_asked_for_a_batch() -> None:
 
 
 def test_with_two_loaders_nothing_is_tried() -> None:
-    """What the step shows of one shows nothing of the other, whose batches may matter later."""
+    """A step's result for one loader shows nothing about the other, whose batches may matter later."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     state = TrainState(model=model, optimizer=optimizer, loader=plain(), other=plain())
@@ -335,7 +335,7 @@ def test_with_two_loaders_nothing_is_tried() -> None:
 
 @pytest.mark.parametrize(("ahead", "of_job", "expected"), [(1, True, 1), (1, False, 0), (5, True, 0), (-1, True, 0)])
 def test_a_record_of_this_job_says_that_a_batch_is_fetched_ahead(ahead: int, of_job: bool, expected: int) -> None:
-    """A checkpoint does not: the script that loads it may be another one."""
+    """A checkpoint does not count: the script that loads it may be a different one."""
     state = set_up("plain")
     parts = state._recovery.parts
     packed = msgspec.msgpack.encode(Pass(1, number=0, handed=2, over=False, ahead=ahead))

@@ -1,4 +1,4 @@
-"""Which losses are told, and when they are looked at."""
+"""Losses that are reported, and the time at which they are read."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Device:
-    """An accelerator that computes when it is told to. Its tensors are on `meta`, where nothing can be read."""
+    """Accelerator that computes on request. Its tensors are on `meta`, where nothing can be read."""
 
     def __init__(self, *values: float) -> None:
         self._values = iter(values)

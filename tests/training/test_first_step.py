@@ -1,4 +1,4 @@
-"""The first step with a state that has come must be finite, if the losses were before the fault."""
+"""The first step with a received state must be finite, if the losses before the fault were."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ NAN = float("nan")
 
 
 def trained(*losses: float | None) -> TrainState:
-    """These are the losses of its steps; the last step is its first after the state has come from rank 7."""
+    """Return a state that was trained with these losses."""
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
     for loss in losses:
@@ -47,7 +47,7 @@ def test_a_loss_that_is_not_finite_is_no_step(loss: Any) -> None:
 
 @pytest.mark.parametrize("source", ["rank 7", ""])
 def test_gradients_that_are_not_finite_change_nothing(source: str) -> None:
-    """Who has kept its own state is not to blame, and must not step either: it has the others' gradients."""
+    """A rank that kept its own state is not to blame, but it must not step either: it has the others' gradients."""
     state, distrusted = watched(1.0, source=source)
     before = {name: value.clone() for name, value in state.model.state_dict().items()}
     with pytest.raises(DistrustError, match="gradients are not finite"):

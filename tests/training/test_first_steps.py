@@ -1,4 +1,4 @@
-"""Who checks the first steps of a training, and what the others load for it: nothing."""
+"""Ranks that check the first steps of a training. The others load none of the modules for it."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ LOADED = "import sys, taskd.adaptors.training; print(*(name for name in sys.modu
 
 
 def process(wanted: SelfCheck, *, joins: bool) -> Any:
-    """A runtime, as far as it decides who checks."""
+    """Return a runtime with the settings that decide whether it checks."""
     return SimpleNamespace(link=SimpleNamespace(joins=joins, config=SimpleNamespace(self_check=wanted)))
 
 

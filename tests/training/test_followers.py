@@ -1,4 +1,4 @@
-"""A step is adopted only with all that follows it: averages of the weights. None is committed half."""
+"""A step is adopted only together with its followers, such as averages of the weights. No step is half committed."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ STEPS = 3
 
 
 class Shadow:
-    """An average of the script's own, as a part with a `state_dict`; it writes through `.data` if `behind` says so."""
+    """Average of the script's own, as a part with a `state_dict`. With `behind`, it writes through `.data`."""
 
     def __init__(self, model: nn.Module, *, behind: bool) -> None:
         self.model = model
@@ -145,7 +145,7 @@ def test_a_step_that_may_lack_an_average_of_every_second_one_is_not_adopted() ->
 def test_a_teacher_that_moves_before_the_optimizer_is_not_moved_twice(
     commits: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The step cannot be done again with it as it is now, nor can it be put back; it is told before a fault."""
+    """The step cannot be done again with the present average, which cannot be put back. A report precedes any fault."""
     state = make(ema=copy.deepcopy)
     for _ in range(commits):
         update(state)
@@ -171,7 +171,7 @@ def test_an_average_that_moves_behind_the_commit_is_right_as_it_is(caplog: pytes
 
 
 def test_an_average_is_followed_in_a_step_that_is_done_again() -> None:
-    """What is put back counts as not moved."""
+    """An average that was put back counts as not moved."""
     state = make(ema=average)
     for _ in range(STEPS):
         step(state)
@@ -228,7 +228,7 @@ def test_a_step_that_a_scaler_leaves_out_is_no_accumulation() -> None:
 
 
 class Ends:
-    """Epochs of two steps; at each end a scheduler steps and an average follows."""
+    """Epochs of two steps. At each end, a scheduler steps and an average follows."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)

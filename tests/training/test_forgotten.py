@@ -1,4 +1,4 @@
-"""Parts of a training that its state was not given are found before the first step."""
+"""Parts of a training that are missing in its state are found before the first step."""
 
 import gc
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Given = dict[str, Any]
 
 @pytest.fixture
 def given() -> Given:
-    gc.collect()  # what other tests of this process have left
+    gc.collect()  # objects of other tests in this process
     model = torch.nn.Linear(2, 3)
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
 
@@ -81,7 +81,7 @@ def test_what_the_script_has_dropped_is_left_alone(given: Given) -> None:
 
 
 class Container(torch.optim.Optimizer):
-    """Has one optimizer for each part of a model, as torchtitan's."""
+    """Optimizer with one optimizer for each part of a model, like torchtitan's."""
 
     def __init__(self, parts: list[torch.nn.Module]) -> None:
         self.optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
@@ -98,7 +98,7 @@ def test_what_only_steps_the_optimizers_that_were_given_is_left_alone() -> None:
 
 
 class Schedulers:
-    """As torchtitan's."""
+    """Schedulers like torchtitan's."""
 
     def __init__(self, container: Container) -> None:
         self.schedulers = [StepLR(optimizer, 1) for optimizer in container.optimizers]

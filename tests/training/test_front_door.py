@@ -1,4 +1,4 @@
-"""What a script sees of taskd is what is documented, and nothing more."""
+"""Scripts can reach only the documented names of taskd."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ def public(thing: object) -> set[str]:
 
 
 def test_a_state_shows_what_is_documented() -> None:
-    """In its docstring and on the page; each name with a docstring of its own."""
+    """Its docstring and the page list them, and each name has a docstring of its own."""
     shown = public(taskd.TrainState)
     (line,) = re.findall(r"What a script uses: (.*), and its parts\.", inspect.getdoc(taskd.TrainState) or "")
     assert set(re.findall(r"`(\w+)`", line)) == shown

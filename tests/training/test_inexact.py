@@ -1,4 +1,4 @@
-"""What is recovered in place and not to the last bit: told beforehand, with its line, or known from the page alone."""
+"""Values recovered in place but not to the last bit: reported in advance with their line, or listed on the page."""
 
 import random
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def numbers() -> tuple[float, float]:
 
 
 def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path) -> None:
-    """Its peers have made the step: the replacement goes on as it was behind the forward pass."""
+    """Its peers have made the step. The replacement continues from the end of the forward pass."""
     state = make(None, tmp_path / "position")
     state._recovery.begin(JobRank(0))
     state.model(torch.ones(1, 2)).sum().backward()
@@ -66,7 +66,7 @@ def test_numbers_after_the_last_forward_are_not_those_of_who_died(tmp_path: Path
 
 
 def test_numbers_between_two_steps_are_taken_from_the_next_one(tmp_path: Path) -> None:
-    """With a seed; a step that is done again then begins with them."""
+    """This holds with a seed. A step that is done again then starts with them."""
     state = make(1, tmp_path / "position")
     state._recovery.begin(JobRank(0))
     state.commit()

@@ -1,4 +1,4 @@
-"""Objects of the watched kinds are known from their making, however they are made; nothing is searched or imported."""
+"""Objects of the watched kinds are known from their creation, by any means; nothing is searched or imported."""
 
 import ast
 import sys
@@ -12,7 +12,7 @@ from tests.launch import Launcher
 PROGRAM = Path(__file__).with_name("instances_program.py")
 MAY_COLLECT = {
     "adaptors/groups/instances.py": {"get_objects"},  # where taskd is off
-    "adaptors/training/limits/refusals.py": {"collect"},  # as a first process enters
+    "adaptors/training/limits/refusals.py": {"collect"},  # when a first process enters
 }
 WALKS = {"collect", "get_objects", "get_referents", "get_referrers"}
 

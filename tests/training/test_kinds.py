@@ -1,4 +1,4 @@
-"""Which parts are equal on all ranks and which are each rank's own: known by their type, or said; no name tells."""
+"""Parts that are equal on all ranks, and parts of each rank's own: known by type or by statement, never by name."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
 
 
 class Stream:
-    """A source of the user's own, that is asked by a method."""
+    """Source of the user's own, read by a method."""
 
     def next_batch(self) -> int:
         return 0
@@ -40,20 +40,20 @@ class Order(Sampler[int], Stream):
 
 
 class Warmup(Stream):
-    """As timm's and Megatron's schedulers, which are none of torch's."""
+    """Scheduler like timm's and Megatron's, which are not torch's."""
 
     def __init__(self) -> None:
         self.optimizer = OPTIMIZER
 
 
 class AroundScheduler(Stream):
-    """As accelerate's."""
+    """Scheduler like accelerate's."""
 
     def __init__(self) -> None:
         self.scheduler = StepLR(OPTIMIZER, 1)
 
 
-# Made when they are asked for: `forgotten` finds those of the whole process.
+# Made on request: `forgotten` finds all objects of the process.
 EQUAL: dict[str, Callable[[], Any]] = {
     "model": lambda: MODEL,
     "average": lambda: AveragedModel(MODEL),
@@ -94,7 +94,7 @@ def test_what_is_each_ranks_own_is_known_by_its_type(kind: str, name: str) -> No
 
 @pytest.mark.parametrize("name", ["stream", "loader", "sampler", "train_loader", "ema"])
 def test_a_part_whose_kind_is_not_known_is_refused(name: str) -> None:
-    """Whatever it is called: and the error says what was found, what was expected, and both ways to mend it."""
+    """For any name, the error states what was found and expected, and both remedies."""
     with pytest.raises(ConfigError) as caught:
         TrainState(model=MODEL, optimizer=OPTIMIZER, **{name: Stream()})  # type: ignore[arg-type]
     said = str(caught.value)

@@ -1,4 +1,4 @@
-"""What moves behind the forward pass is known, put down again in the backward pass, or refused."""
+"""Positions that move after the forward pass: detected, recorded again in the backward pass, or refused."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from taskd.wire.messages import Condition
 
 
 class Carried:
-    """A part of the script's with a state of its own."""
+    """Part of the script's with a state of its own."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -34,11 +34,11 @@ class Carried:
 
 
 def nothing() -> None:
-    """Moves nothing."""
+    """Move nothing."""
 
 
 class Job:
-    """One rank, with its position file if there is a folder. The three functions are called in each of its steps."""
+    """One rank, with its position file if there is a folder. Each of its steps calls the three functions."""
 
     def __init__(self, folder: Path | None, *, seed: int | None = None, agent: bool = True) -> None:
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ class Job:
         return self
 
     def newcomer(self, folder: Path) -> "Job":
-        """A process that takes this rank over: it has the file alone."""
+        """Return a process that takes this rank over. It has only the position file."""
         other = Job.__new__(Job)
         other.__dict__.update(Job(None).__dict__)
         other.recovery.attach(str(folder / "position"))
@@ -96,7 +96,7 @@ def test_of_a_step_that_counts_a_new_process_has_the_place_of_its_commit(tmp_pat
 
 @pytest.mark.parametrize("steps", [2, 4])
 def test_who_takes_a_rank_over_does_as_that_rank_did(tmp_path: Path, steps: int) -> None:
-    """From its first step on, in which nothing of its own tells what moves."""
+    """This holds from its first step on, although it has not yet seen by itself which parts move."""
     job = Job(tmp_path)
     job.behind_forward = job.part.move
     job.step(steps).step(commits=False)
@@ -125,7 +125,7 @@ def test_random_numbers_of_a_loss_are_put_down_too(tmp_path: Path) -> None:
 
 
 def test_what_moves_behind_the_optimizer_is_refused(folder: Path | None, caplog: pytest.LogCaptureFixture) -> None:
-    """And told of before, once."""
+    """The refusal is also announced in advance, once."""
     job = Job(folder)
     job.behind_step = job.part.move
     job.step(3).step(commits=False)
@@ -157,7 +157,7 @@ def test_with_a_seed_random_numbers_are_those_of_the_step(folder: Path | None) -
 
 
 def test_of_a_first_step_nothing_is_known(folder: Path | None) -> None:
-    """It may move, and is refused. A library's part moves as a batch is fetched."""
+    """It may move, so it is refused. A library's part moves when a batch is fetched."""
     job = Job(folder).step(commits=False)
     assert job.recovery.late.why_stale(1).startswith("it is not known whether in the training of the TrainState ")
     loader: Any = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2)))
@@ -168,10 +168,10 @@ def test_of_a_first_step_nothing_is_known(folder: Path | None) -> None:
 
 
 def test_a_step_that_counts_has_what_its_process_holds(folder: Path | None) -> None:
-    """The optimizer has stepped, and the commit alone is missing."""
+    """The optimizer has stepped; only the commit is missing."""
     job = Job(folder)
     job.behind_forward = job.part.move
-    job.recovery.late.end()  # as if nothing were seen: what was put down ahead is older
+    job.recovery.late.end()  # as if nothing were detected: the position recorded ahead is older
     job.step(1)
     job.step(1, commits=False)
     with pytest.raises(ValueError, match="invalid literal") as left:
@@ -222,7 +222,7 @@ def test_nothing_is_left_at_the_model(tmp_path: Path) -> None:
 
 
 def test_a_step_that_was_committed_is_not_only_ahead(tmp_path: Path) -> None:
-    """Where nothing has moved the core puts down no committed position."""
+    """If nothing has moved, the core records no committed position."""
     job = Job(tmp_path)
     job.before = job.part.move
     job.step(1).step(commits=False)
@@ -249,7 +249,7 @@ def test_a_step_that_was_committed_is_not_only_ahead(tmp_path: Path) -> None:
 def test_a_record_of_a_later_step_shows_that_one_was_committed(
     later: list[tuple[PositionKind, int]], ahead: bool
 ) -> None:
-    """The core writes no record of a commit that has changed nothing since the one ahead."""
+    """The core writes no record of a commit if nothing has changed since the record ahead."""
     kinds = [(PositionKind.COMMITTED, 2), (PositionKind.TENTATIVE, 3), *later]
     entries = [PositionEntry(number, kind, step, b"") for number, (kind, step) in enumerate(kinds)]
     assert is_ahead(entries, 3) is ahead
@@ -257,7 +257,7 @@ def test_a_record_of_a_later_step_shows_that_one_was_committed(
 
 
 def test_a_step_whose_backward_pass_did_not_tell_is_refused(tmp_path: Path) -> None:
-    """A model may leave out the layer that is asked: what was put down at the end of the forward pass is too old."""
+    """A model may skip the hooked layer: the position recorded at the end of the forward pass is then too old."""
     job = Job(tmp_path)
     job.behind_forward = job.part.move
     job.step(5)

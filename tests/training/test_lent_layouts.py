@@ -28,8 +28,8 @@ def plan(*transfers: tuple[int, int]) -> WorldPlan:
     [
         ((SETTLED, FIRST, SETTLED), ((0, 1),), True),
         ((SETTLED, FIRST, FIRST), ((0, 1), (0, 2)), True),
-        ((SETTLED, FIRST, FIRST), ((0, 1),), False),  # rank 2 is sent nothing
-        ((SETTLED, FIRST, FIRST), ((0, 1), (1, 2)), False),  # by a donor that has another layout
+        ((SETTLED, FIRST, FIRST), ((0, 1),), False),  # rank 2 receives nothing
+        ((SETTLED, FIRST, FIRST), ((0, 1), (1, 2)), False),  # rank 2's donor has another layout
         ((SETTLED, FIRST), (), False),
     ],
 )
@@ -44,7 +44,7 @@ def test_each_wrapper_takes_its_own() -> None:
     lent = LentLayouts(takes={0: lambda one: taken.update({0: one}), 2: lambda one: taken.update({2: one})})
     lent.arrive({0: [[1], [0]], 1: [[5]], 2: [[2]]})
     assert taken == {0: [[1], [0]], 2: [[2]]}
-    lent.arrive({})  # nothing is needed any more
+    lent.arrive({})  # no layout is needed any more
 
 
 def test_one_that_does_not_come_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""What a library has beside models and optimizers goes with a step that counts, and is put back where one does not."""
+"""A library's state beside models and optimizers is kept with a step that counts, and put back otherwise."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from taskd.wire.messages import Condition, WorldPlan
 
 
 class Counted(LibraryPart):
-    """Counts samples behind the optimizer, by a number that it may not know."""
+    """Part that counts samples after the optimizer, by a number that it may not know."""
 
     def __init__(self) -> None:
         self.samples = self.marked = 0
@@ -102,7 +102,7 @@ def test_it_is_put_back_where_the_step_is_done_again() -> None:
 
 
 def go_back(state: TrainState) -> None:
-    """As in a world of one rank, which keeps its state."""
+    """Return to step 1 as in a world of one rank, which keeps its state."""
     plan = WorldPlan(
         generation=1, world_size=1, store_host="::1", store_port=1, target_step=1, adopt=(), transfers=(), timeout_s=1
     )

@@ -1,4 +1,4 @@
-"""A loader that is part of the state may be iterated anew without a trace in the global generator."""
+"""A loader that is part of the state can be iterated again without a trace in the global generator."""
 
 import torch
 from torchdata.stateful_dataloader import StatefulDataLoader

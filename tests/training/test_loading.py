@@ -1,4 +1,4 @@
-"""What waiting for batches costs, and how large they are, stands in the black box."""
+"""The black box records the wait for batches, and their size."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ def box(run_dir: Path) -> Iterator[Box]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_loader_gives_is_put_down_at_each_commit(box: Box, launcher: Launcher, workers: int) -> None:
-    """With workers it is the waiting for them; what a thread or a worker fetches is not waited for by the training."""
+    """With workers, it is the wait for them. Fetches by a thread or a worker are no wait of the training."""
     process = launcher.start(["python", PROGRAM, box.path, str(workers)])
     assert process.wait(60) == 0, launcher.output(process)
     waited_s = float(launcher.output(process).splitlines()[-1])

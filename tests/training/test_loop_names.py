@@ -1,5 +1,5 @@
 # ruff: noqa: B023
-"""Names that a loop over a loader sets are there behind it, if a recovery finds its pass over."""
+"""Names that a loop over a loader sets exist after it, even if a recovery finds its pass complete."""
 
 import logging
 import weakref
@@ -20,7 +20,7 @@ Make = Callable[[Any], Callable[[], None]]
 
 
 class EndingJob(Job):
-    """Is cut off behind its loops: at `ends_at`, counted over all epochs."""
+    """Job that is cut off after its loops: at `ends_at`, counted over all epochs."""
 
     def __init__(self, ends_at: int = -1) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ def commit(job: EndingJob, epoch: int, number: object, batch: Any) -> None:
 
 
 def has_names(job: EndingJob) -> bool:
-    """Whether what would be recorded now has names of loops."""
+    """Return whether a record made now would contain names of loops."""
     position = msgspec.msgpack.decode(job.state._recovery.parts.data_position(()))
     return any(key.startswith("\0names") for key in position)
 
@@ -104,7 +104,7 @@ def read_by_a_closure(job: EndingJob) -> Callable[[], None]:
 
 
 def replaced(job: EndingJob, train: Callable[[], None], make: Make, *, is_new: bool) -> Any:
-    """What goes on: the same process, or another one."""
+    """Continue in the same process, or in another one."""
     seen, committed = job.seen, job.committed
     if is_new:
         job = EndingJob()
@@ -161,7 +161,7 @@ def test_what_cannot_be_kept_is_said_and_refused() -> None:
 
 
 def test_names_are_recorded_by_the_last_commit_of_a_pass_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """What is recorded as a forward pass ends has none: they are those of the step before."""
+    """The record at the end of a forward pass has none: they would be those of the step before."""
     caplog.set_level(logging.WARNING)
     job = EndingJob()
     train = numbers(job)
@@ -175,7 +175,7 @@ def test_names_are_recorded_by_the_last_commit_of_a_pass_alone(caplog: pytest.Lo
 
 
 def test_locals_of_the_script_stay() -> None:
-    """`locals()` gives the very dictionary that is read: it is not emptied where the script holds it."""
+    """`locals()` returns the very dictionary that is read. It must not be emptied while the script holds it."""
     job = EndingJob()
     state, loader, sampler = job.state, job.loader, job.sampler
 
@@ -195,7 +195,7 @@ def test_locals_of_the_script_stay() -> None:
 
 
 def test_no_copy_of_the_variables_is_left_in_the_frame() -> None:
-    """It would hold the last batch of each pass."""
+    """The copy would hold the last batch of each pass."""
     job = EndingJob()
     state, loader, sampler = job.state, job.loader, job.sampler
     held: list[Any] = []

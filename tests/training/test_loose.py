@@ -1,4 +1,4 @@
-"""Which buffers that are in no `state_dict` are sent: those that training changes. How they are, see `test_restore`."""
+"""Buffers in no `state_dict` are sent if training changes them. For the transfer itself, see `test_restore`."""
 
 import torch
 
@@ -39,7 +39,7 @@ def test_what_has_changed_in_place_or_was_replaced_is_sent() -> None:
 
 
 def test_a_buffer_made_in_inference_mode() -> None:
-    """It has no version, and nothing fails for it that torch alone does not."""
+    """It has no version. No operation fails on it that would succeed without taskd."""
     model = make()
     with torch.inference_mode():
         model.register_buffer("table", torch.ones(3), persistent=False)

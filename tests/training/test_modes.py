@@ -1,4 +1,4 @@
-"""An evaluation that a fault interrupts leaves no model in evaluation mode; what the script has set stays as it is."""
+"""An evaluation that a fault interrupts leaves no model in evaluation mode. Modes set by the script stay."""
 
 import copy
 from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_a_model_in_which_nothing_was_trained_is_left_as_it_is() -> None:
 
 
 def test_a_pass_without_gradients_does_not_train(tmp_path: Path) -> None:
-    """Neither in the core: a validation that forgets `model.eval()` is no next step."""
+    """The same holds in the core: a validation without `model.eval()` is no next step."""
     state = make()
     state._recovery.attach(str(tmp_path / "position"))
     step(state)
@@ -124,7 +124,7 @@ def alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("alone")
 def test_an_evaluation_of_what_the_wrapper_holds_is_left_too() -> None:
-    """A script evaluates the module inside of DDP: the wrapper's own flag stays."""
+    """A script evaluates the module inside DDP: the wrapper's own flag stays."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
     model = torch.nn.parallel.DistributedDataParallel(net)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))

@@ -1,4 +1,4 @@
-"""Parameters that a forward pass changes, and no optimizer: they are put back with the step."""
+"""Parameters that a forward pass changes, and no optimizer, are put back with the step."""
 
 import copy
 from typing import Any
@@ -14,7 +14,7 @@ from tests.training.test_followers import STEPS, step
 
 
 class Contrast(nn.Module):
-    """As MoCo: an encoder that no optimizer trains follows the other one within the forward pass.
+    """Model like MoCo: an encoder that no optimizer trains follows the other one within the forward pass.
 
     Args:
         how: in place, through `.data`, or with other memory in `.data`, as the official program does.
@@ -40,7 +40,7 @@ class Contrast(nn.Module):
 @pytest.mark.parametrize("how", ["in place", "data", "other memory"])
 @pytest.mark.parametrize("commits", [0, 1, 6])
 def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int, how: str) -> None:
-    """From the second step on; before that nobody knows what changes."""
+    """This holds from the second step on. Before that, the changed parameters are unknown."""
     torch.manual_seed(0)
     model = Contrast(how)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
@@ -60,7 +60,7 @@ def test_what_a_forward_pass_changes_of_a_model_is_put_back(commits: int, how: s
 
 
 def test_a_fault_in_the_step_in_which_the_search_for_what_moves_ends() -> None:
-    """Its first optimizer is about to step: what moves is known by now, and can be put back."""
+    """Its first optimizer is about to step. The moving parameters are known by now and can be put back."""
     torch.manual_seed(0)
     model = Contrast()
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.query.parameters(), lr=0.1))
@@ -74,7 +74,7 @@ def test_a_fault_in_the_step_in_which_the_search_for_what_moves_ends() -> None:
 
 
 class Quantized(torch.Tensor):
-    """A library's own kind of tensor, which lets nobody look at its elements."""
+    """Tensor type of a library that denies access to its elements."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -97,7 +97,7 @@ def test_parameters_of_a_kind_of_their_own_are_known_by_their_versions_alone() -
 
 
 def test_parameters_that_are_gathered_for_the_time_of_a_pass_have_not_changed() -> None:
-    """As ZeRO-3 and offloading do: between passes there is no memory."""
+    """ZeRO-3 and offloading do this: between passes the parameters have no memory."""
     model = nn.Sequential(first := nn.Linear(3, 3), nn.Linear(3, 3))
     frozen = first.weight.requires_grad_(False)
     whole, away = frozen.data.clone(), torch.empty(0)

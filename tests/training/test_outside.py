@@ -1,4 +1,4 @@
-"""What a training function changes of its script is told as it is entered."""
+"""Changes that a training function makes to its script's variables are reported as it is entered."""
 
 import functools
 import itertools

@@ -1,4 +1,4 @@
-"""Parts whose state a trainer's adapter tells: how they are taken, put back, brought out of a step, and refused."""
+"""Parts whose state a trainer's adapter provides: copied, put back, taken out of a step, and refused."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def parts_of(rank: int, of: int) -> tuple[Parts, Told]:
 
 
 def test_an_epochs_end_copies_no_model_that_an_adapter_puts_back() -> None:
-    """ZeRO-3 has its parameters gathered in a backward pass, and not as a loop over a loader ends."""
+    """ZeRO-3 gathers its parameters in a backward pass, but not at the end of a loop over a loader."""
 
     class Gathered(torch.nn.Linear):
         def state_dict(self, *_: Any, **__: Any) -> Any:
@@ -83,7 +83,7 @@ def test_a_divided_part_has_a_name_for_each_rank() -> None:
     assert name_of(first) == name_of(again) != name_of(second)
     assert name_of(first).startswith("zero=0 ")
     del known, _
-    assert not partitions(again.optimizers)  # nobody holds what the adapter has told
+    assert not partitions(again.optimizers)  # the adapter's object is no longer referenced
 
 
 def test_it_is_told_of_steps_and_recoveries() -> None:

@@ -1,4 +1,4 @@
-"""A state on its way: copies, how much is under way at once, and no memory used again too early."""
+"""Transfer of a state: copies, limits on bytes in flight, and no early reuse of memory."""
 
 from collections import deque
 from collections.abc import Callable
@@ -15,7 +15,7 @@ LARGE = 512 * 1024
 
 
 class LateLink:
-    """A link over which bytes go only when they are waited for, as late as a link may."""
+    """Link that moves bytes only when they are waited for, as late as a link may."""
 
     digest = ""
     device = torch.device("cpu")
@@ -53,7 +53,7 @@ class LateLink:
 
 
 class Weights(nn.Module):
-    """Tensors of one size, and one that lies in another order in memory."""
+    """Tensors of one size, and one tensor with another memory order."""
 
     def __init__(self, count: int, size_bytes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""An evaluation with other parameters than the trained ones: a process interrupted in it has no state to go on with."""
+"""An evaluation with parameters other than the trained ones: a process interrupted in it has no usable state."""
 
 import gc
 import logging
@@ -15,11 +15,11 @@ from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 LATE = 70
-"""Commits after which no commit is looked behind any more."""
+"""Number of commits after which no commit is followed by a check any more."""
 
 
 class Training:
-    """A small training with its watch, as a session has it."""
+    """Small training with its watch, as in a session."""
 
     def __init__(self, file: Path) -> None:
         torch.manual_seed(0)
@@ -67,7 +67,7 @@ def training(tmp_path: Path) -> Iterator[Training]:
     yield made
     made.watch.close()
     vars(made).clear()
-    gc.collect()  # what is left is held by circles
+    gc.collect()  # collects objects that only reference cycles hold
 
 
 @pytest.mark.parametrize("passes", [0, 1])

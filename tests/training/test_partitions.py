@@ -1,4 +1,4 @@
-"""ZeRO-1: what a rank has of an optimizer's state is told and given without any collective."""
+"""ZeRO-1: a rank names and sends its part of an optimizer's state without any collective."""
 
 import copy
 import threading
@@ -19,7 +19,7 @@ from taskd.adaptors.training.sharding.partitions import is_partitioned, load, st
 from taskd.adaptors.training.sharding.shards import name_of
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch's own use of what it has deprecated
+    warnings.simplefilter("ignore")  # torch itself uses its deprecated parts
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
 
@@ -45,7 +45,7 @@ def trained(steps: int) -> tuple[torch.nn.Linear, Any]:
 @pytest.mark.usefixtures("group")
 def test_the_own_part_is_given_without_consolidation() -> None:
     model, zero = trained(3)
-    zero.param_groups[0]["lr"] = 0.5  # a scheduler's, which the optimizer inside has not seen yet
+    zero.param_groups[0]["lr"] = 0.5  # set by a scheduler, and not yet passed to the inner optimizer
     with pytest.raises(RuntimeError):
         zero.state_dict()
     other_model, other = trained(0)

@@ -1,4 +1,4 @@
-"""The first batches of a loader passed over: the rest, and the random numbers, are those of a pass that loads all."""
+"""First batches of a loader that are passed over: the rest, and the random numbers, equal those of a full pass."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +15,7 @@ Make = Callable[[], DataLoader[Any]]
 
 
 class Counting(Dataset[Any]):
-    """Knows what was loaded."""
+    """Dataset that records its loaded rows."""
 
     def __init__(self) -> None:
         self.loaded: list[int] = []
@@ -29,7 +29,7 @@ class Counting(Dataset[Any]):
 
 
 class Late(Sampler[int]):
-    """Draws each index as it is asked for it, and looks at nothing before."""
+    """Sampler that draws each index on request and reads nothing before."""
 
     def __iter__(self) -> Iterator[int]:
         yield from (int(torch.randint(ROWS, ())) for _ in range(ROWS))
@@ -39,14 +39,14 @@ class Late(Sampler[int]):
 
 
 class Stream(IterableDataset[Any]):
-    """Has no indices."""
+    """Stream without indices."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.arange(ROWS).split(1))
 
 
 class Lazy(DataLoader[Any]):
-    """Makes torch's iterator when it is asked for a batch."""
+    """Loader that makes torch's iterator with the first batch."""
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         yield from super().__iter__()
@@ -85,7 +85,7 @@ def rest_of(batches: Iterator[Any]) -> list[Any]:
 
 
 def passes(make: Make, *, passing: bool) -> tuple[list[Any], list[Any], torch.Tensor]:
-    """The rest of the first pass, all of a second one, and a number that is drawn behind them."""
+    """Return the rest of the first pass, all of a second one, and a number that is drawn after them."""
     torch.manual_seed(3)
     loader = make()
     with passed_over(loader, COUNT if passing else 0) as passed:
@@ -93,7 +93,7 @@ def passes(make: Make, *, passing: bool) -> tuple[list[Any], list[Any], torch.Te
     assert bool(passed) is passing
     for _ in range(0 if passing else COUNT):
         next(batches)
-    torch.manual_seed(4)  # as by whoever puts random numbers back
+    torch.manual_seed(4)  # random numbers may be restored in between
     return rest_of(batches), rest_of(iter(loader)), torch.rand(())
 
 

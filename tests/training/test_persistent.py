@@ -1,4 +1,4 @@
-"""A loader with persistent workers draws a number for its iterator once for a rank, not for each of its processes."""
+"""A loader with persistent workers draws its iterator's number once for a rank, not for each of its processes."""
 
 from collections.abc import Callable, Iterator
 
@@ -19,7 +19,7 @@ def loader_of(rows: int = 2) -> Loader:
 
 
 def evaluate(loader: Loader) -> bool:
-    """Whether torch's generator has drawn a number."""
+    """Return whether an evaluation draws a number from torch's generator."""
     before = torch.get_rng_state()
     for _ in loader:
         pass
@@ -28,7 +28,7 @@ def evaluate(loader: Loader) -> bool:
 
 @pytest.fixture
 def process() -> Iterator[Callable[[], PersistentIterators]]:
-    """Begins another process of the rank, inside of its training function."""
+    """Yield a function that starts another process of the rank, inside its training function."""
     made: list[PersistentIterators] = []
 
     def begin() -> PersistentIterators:
@@ -67,7 +67,7 @@ def test_a_position_without_counts_changes_nothing(process: Callable[[], Persist
 
 
 def test_a_position_of_the_job_has_counted_none_if_it_has_no_counts(process: Callable[[], PersistentIterators]) -> None:
-    """A checkpoint's position counts none, and neither does that of a state without positions."""
+    """A checkpoint's position counts none, and neither does the position of a state without positions."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     state = TrainState(optimizer=torch.optim.SGD([parameter]), loader=DataLoader(range(2)))  # type: ignore[arg-type]
     parts, loader = state._recovery.parts, loader_of()
@@ -111,7 +111,7 @@ def test_a_loader_that_the_function_makes_is_made_again(process: Callable[[], Pe
 
 
 def test_a_loader_that_is_made_for_each_evaluation_draws_each_time(process: Callable[[], PersistentIterators]) -> None:
-    """Though one lives still as the position is recorded."""
+    """This holds although one loader still lives when the position is recorded."""
     known, loaders = process(), [loader_of(), loader_of()]
     while len(loaders) > 1:
         assert evaluate(loaders.pop())

@@ -1,7 +1,7 @@
-"""Any data loader goes on at its exact place: in the process that was interrupted, and in one that takes its place.
+"""Any data loader continues at its exact position: in the interrupted process, and in one that takes its place.
 
-A run is what a rank's script sees: the epoch, the samples, numbers drawn by workers and by the training. It is cut off
-at a commit, or between two, and what comes then must be what an undisturbed run sees there.
+A run is the data of a rank's script: the epoch, the samples, numbers drawn by workers and by the training. It is cut
+off at a commit, or between two. The rest must equal that of an undisturbed run.
 """
 
 import random
@@ -36,8 +36,8 @@ Log = list[Any]
 KEPT: weakref.WeakKeyDictionary[TrainState, Any] = weakref.WeakKeyDictionary()
 
 
-class Cut(Exception):  # noqa: N818 - it is what a fault does
-    """The fault."""
+class Cut(Exception):  # noqa: N818 - it stands for a fault
+    """Fault."""
 
 
 def set_up(kind: str, seed: int | None = None) -> TrainState:
@@ -82,7 +82,7 @@ def by_steps(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
 
 
 def next_of_kept(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
-    """The iterator is made once, and lives longer than the training function."""
+    """Train with an iterator that is made once and outlives the training function."""
     batches = KEPT[state] if state in KEPT else iter(state.loader)
     while state.step < EPOCHS * PER_EPOCH:
         try:
@@ -100,7 +100,7 @@ def next_of_iter(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
 
 
 def left_early(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
-    """No epoch comes to its end; a look is taken at a batch before each call."""
+    """Leave each epoch before its end, with a look at a batch before each call."""
     next(iter(state.loader))
     for epoch in range(state.step // 2, 4):
         for batch in state.loader:
@@ -110,7 +110,7 @@ def left_early(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
 
 
 def left_in_epochs(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
-    """Each epoch leaves batches over, behind its last commit."""
+    """Train with batches left over in each epoch, after its last commit."""
     for epoch in state.epochs(5):
         if isinstance(state.loader.sampler, DistributedSampler | Epochal):
             state.loader.sampler.set_epoch(epoch)
@@ -133,7 +133,7 @@ Train = Callable[[TrainState, Log, tuple[int, str]], None]
 
 
 def release(state: TrainState) -> None:
-    """Workers that are kept end in good order here; the collector would take 5 s for each."""
+    """End workers that are kept, in order. The collector would take 5 s for each."""
     KEPT.pop(state, None)
     state.loader._iterator = None
 
@@ -147,7 +147,7 @@ def undisturbed(kind: str, train: Train, seed: int | None) -> Log:
 
 
 def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *, newcomer: bool) -> tuple[int, Log]:
-    """The committed step, and what is seen from there on."""
+    """Return the committed step, and the log from there on."""
     state = set_up(kind, seed)
     state._recovery.begin(JobRank(0))
     with pytest.raises(Cut) as caught:
@@ -155,7 +155,7 @@ def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *
     if cut[1] == "stepped":
         assert state._recovery.condition(caught.value) is Condition.STEPPED
         state._recovery.adopt()
-    del caught  # it holds iterators
+    del caught  # the error holds iterators
     step = state.step
     payload = state._recovery.position(step)
     if newcomer:
@@ -176,7 +176,7 @@ def disturbed(kind: str, train: Train, seed: int | None, cut: tuple[int, str], *
 
 
 def after(log: Log, step: int) -> Log:
-    """What is seen after so many steps, the end of an epoch counting to the next step."""
+    """Return the log after this number of steps. The end of an epoch belongs to the next step."""
     seen = 0
     for place, entry in enumerate(log):
         if entry[0] == "end":
@@ -195,8 +195,9 @@ def after(log: Log, step: int) -> Log:
     ("kind", "seed"), [*((kind, None) for kind in KINDS), ("shuffle", 5), ("own sampler", 5), ("workers", 5)]
 )
 def test_a_loop_over_epochs(kind: str, seed: int | None, newcomer: bool) -> None:
-    """In the middle of an epoch, at its last batch, after its last commit, in what follows its loop; and where a step
-    is counted that was not committed.
+    """Cuts in the middle of an epoch, at its last batch, after its last commit, and in the code after its loop.
+
+    One more cut makes a step count that was not committed.
     """
     whole = undisturbed(kind, with_epochs, seed)
     cuts = [(7, "working"), (PER_EPOCH, "committed"), (2 * PER_EPOCH, "end"), (0, "working")]
@@ -259,7 +260,7 @@ def test_an_epoch_that_is_left_early() -> None:
     ["shuffle", "generator", "distributed", "replacement", "batch sampler", "workers", "counts passes", "own epochs"],
 )
 def test_batches_that_an_epoch_has_left_over_are_not_handed_out(kind: str, newcomer: bool) -> None:
-    """From the second epoch on: in the first nobody knows yet that some are left over."""
+    """This holds from the second epoch on. In the first, the leftover batches are still unknown."""
     whole = undisturbed(kind, left_in_epochs, None)
     for cut in [(4, "committed"), (6, "committed"), (5, "working")]:
         step, log = disturbed(kind, left_in_epochs, None, cut, newcomer=newcomer)
@@ -267,11 +268,11 @@ def test_batches_that_an_epoch_has_left_over_are_not_handed_out(kind: str, newco
 
 
 def order_of(manual_seed: int | None, generator: int | None) -> list[int]:
-    """The first pass of a rank's loader."""
+    """Return the first pass of a rank's loader."""
     made = None if generator is None else torch.Generator().manual_seed(generator)
     torch.default_generator.manual_seed(
         67280421310721 if manual_seed is None else manual_seed
-    )  # torch's own at its start
+    )  # torch's seed at its start
     model = torch.nn.Linear(1, 1)
     loader = plain(shuffle=True, generator=made)
     TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loader=loader, seed=5)

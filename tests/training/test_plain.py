@@ -1,4 +1,4 @@
-"""Attributes of modules that are no buffers: sent where they have changed, put back where a step is done again."""
+"""Attributes of modules that are no buffers: sent if they have changed, put back if a step is done again."""
 
 import collections
 import logging
@@ -13,7 +13,7 @@ from taskd.wire.kinds import JobRank
 
 
 class Net(torch.nn.Module):
-    """Most of what scripts keep in a module."""
+    """Attributes of most kinds that scripts keep in a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def values(state: TrainState) -> list[object]:
 def test_a_step_that_is_done_again_moves_them_once(steps: int) -> None:
     state, calm = make(), make()
     for one in (state, calm):
-        one.model(torch.ones(4, 2))  # a pass of the set-up
+        one.model(torch.ones(4, 2))  # a pass in the set-up
         one._recovery.begin(JobRank(0))
         for number in range(steps):
             step(one, number)
@@ -93,7 +93,7 @@ def test_a_new_process_takes_those_that_have_changed() -> None:
 
 
 def test_a_torn_process_takes_those_of_the_step_that_is_done_again() -> None:
-    """Whether its peers have changed them by then or not."""
+    """It makes no difference if its peers have changed them by then."""
     for steps in (0, 5):
         donor, torn = make(), make()
         for one in (donor, torn):

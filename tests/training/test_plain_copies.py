@@ -16,7 +16,7 @@ from tests.training.test_followers import STEPS, step
 
 
 class Warmup:
-    """A schedule of the user's own: it keeps constants, and sets the rate."""
+    """Schedule of the user's own, which keeps constants and sets the rate."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.rate = optimizer, 0.1
@@ -33,7 +33,7 @@ class Warmup:
 
 
 class Counter:
-    """Counts samples."""
+    """Counter of samples."""
 
     def __init__(self) -> None:
         self.seen, self.last = 0, [0.0]
@@ -123,7 +123,7 @@ def test_a_part_that_stands_is_asked_no_more() -> None:
 
 
 def test_parts_of_taskds_own_are_left_alone() -> None:
-    """A trainer's part has what there was at the last commit, and so stands whenever a fault comes."""
+    """A trainer's part holds its state of the last commit, whenever a fault comes."""
     state = with_part(lambda _: TitanShared())
     for number in range(STEPS):
         step(state)

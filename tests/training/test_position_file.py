@@ -35,7 +35,7 @@ def test_a_killed_writer_leaves_only_whole_entries(launcher: Launcher, tmp_path:
         writer = launcher.start(["python", "-S", WRITER, path], env=_light())
         file = _opened(path)
         reads = 0
-        while reads < chance.randint(200, 2000):  # also while it writes: what is accepted is whole
+        while reads < chance.randint(200, 2000):  # also during its writes: every accepted entry is whole
             for step, payload in file.read().items():
                 assert payload[HEAD:] == bytes([step % 251]) * (10_000 + step % 97)
             reads += 1
@@ -139,7 +139,7 @@ def test_mode_and_refused_paths(tmp_path: Path) -> None:
 
 
 def test_errors_say_what_is_to_be_done(tmp_path: Path) -> None:
-    """A file can be moved or removed; the agent's memory, which lies under /proc, cannot."""
+    """A user can move or remove a file, but not the agent's memory, which lies under /proc."""
     (tmp_path / "short").write_bytes(b"short")
     (tmp_path / "folder").mkdir()
     with pytest.raises(RestoreError, match="it belongs into a directory of this user"):
@@ -157,7 +157,7 @@ def test_errors_say_what_is_to_be_done(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_an_error_says_what_is_full(tmp_path: Path, named: bool) -> None:
-    """The limit on the size of files stands for a full one: the kernel refuses either with an error."""
+    """A limit on file sizes replaces a full file system: the kernel rejects writes with an error in both cases."""
     memory = KeptMemory("test", tmp_path, named=named)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     former = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

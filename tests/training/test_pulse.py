@@ -1,4 +1,4 @@
-"""What the core records in each step is what Python would have recorded, and it harms nobody else."""
+"""The core's record of each step equals the one Python would have made, and it disturbs no other code."""
 
 import copy
 import gc
@@ -90,7 +90,7 @@ def test_an_entry_is_what_python_would_have_written(draw: Callable[[], None], tm
 
 
 class Stream:
-    """A place in data of a script's own."""
+    """Data position of a script's own."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -138,7 +138,7 @@ def test_an_entry_has_the_place_in_the_data_too(draw: Callable[[], None], moves:
 
 
 def test_a_place_is_asked_for_once_where_python_puts_it_down(tmp_path: Path) -> None:
-    """To tell it may take a loader milliseconds."""
+    """A loader may take milliseconds to return it."""
     state, asked = make_with_data(tmp_path / "position"), [0]
     random.seed(5)
     random.gauss(0, 1)
@@ -207,7 +207,7 @@ def test_a_spare_number_at_the_start_passes(tmp_path: Path) -> None:
 
 
 def test_another_bit_generator_under_numpy_is_seen(tmp_path: Path) -> None:
-    legacy: Any = np.random  # some of its stubs lack these two
+    legacy: Any = np.random  # some of numpy's stubs lack these two
     state = make(tmp_path / "position")
     before = legacy.get_bit_generator()
     step(state)
@@ -224,7 +224,7 @@ def test_another_bit_generator_under_numpy_is_seen(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_half_copied_is_not_taken_for_whole(tmp_path: Path) -> None:
-    """The ends of each twister are right and its middle is not: a new process must write all of it."""
+    """Both ends of each twister are right, but its middle is not: a new process must write all of it."""
     path = tmp_path / "position"
     first = make(path)
     step(first)
@@ -243,7 +243,7 @@ def test_conditions_are_those_of_the_hooks_in_python(tmp_path: Path) -> None:
     assert state._recovery.condition() is Condition.CLEAN
     backward(state)
     state.optimizer.step()
-    assert state._recovery.condition() is Condition.TORN  # the second has not stepped
+    assert state._recovery.condition() is Condition.TORN  # the second optimizer has not stepped
     state.second.step()
     assert state._recovery.condition() is Condition.STEPPED
     state.second.step()
@@ -268,7 +268,7 @@ def test_the_core_commits_up_to_the_step_that_is_copied(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(StateRecovery, "commit", counted)
     state = make(tmp_path / "position")
-    for _ in range(6):  # in the first ones each optimizer's step can be undone
+    for _ in range(6):  # in the first steps, each optimizer's step can be undone
         step(state)
     whole.clear()
     state._recovery.copy_at(9)
@@ -317,7 +317,7 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_has_a_file_of_its_own(tmp_path: Path) -> None:
-    """As every warm process: it is forked from a template."""
+    """Every warm process is such a child: it is forked from a template."""
     make(tmp_path / "parents")
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""A usual commit is the core's alone, and whoever wants more of the next one gets it."""
+"""A usual commit runs in the core alone; code that needs more of the next commit gets it in Python."""
 
 import sys
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.training.test_pulse import backward, make, make_with_data, nothing, s
 
 
 def commits_whole(state: TrainState) -> bool:
-    """Do a step; tell whether its commit went through Python."""
+    """Do a step. Return whether its commit went through Python."""
     backward(state)
     state.optimizer.step()
     state.second.step()
@@ -31,7 +31,7 @@ def commits_whole(state: TrainState) -> bool:
 
 
 def usual(path: Path) -> TrainState:
-    """A state whose first commits are over."""
+    """Return a state that is past its first commits."""
     state = make(path)
     while commits_whole(state):
         assert state.step < 10, "the core never commits alone"
@@ -93,7 +93,7 @@ def test_whoever_asks_for_more_has_the_next_commit_whole(asks: Callable[[TrainSt
 
 
 def test_a_commit_without_an_optimizers_step_is_whole(tmp_path: Path) -> None:
-    """Its gradients are suspected of being summed over commits."""
+    """Its gradients may be summed over several commits."""
     state = usual(tmp_path / "position")
     backward(state)
     state.commit()

@@ -1,4 +1,4 @@
-"""What of a training function is not exact after a recovery is read before its first step, and nothing else is told."""
+"""Findings in the text of a training function: code that is not exact after a recovery, and no other code."""
 
 import ast
 import json
@@ -48,7 +48,7 @@ def test_what_is_read_in_a_training_function(name: str) -> None:
 
 @pytest.mark.parametrize("how", ["ahead", "ahead_nxt", "ahead_in_turn", "ahead_in_a_branch", "ahead_after_none"])
 def test_a_batch_that_is_fetched_ahead_is_the_only_finding(how: str) -> None:
-    """The step that is done twice shows whether it can be handed out again."""
+    """A step that is done twice shows whether the batch can be handed out again."""
     assert [one.weight for one in read(getattr(shapes_ahead, how))] == [Weight.AHEAD]
 
 
@@ -105,7 +105,7 @@ def test_what_is_gathered_for_the_caller(how: str, caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize(("how", "weight"), [("looks", Weight.WARNED), ("looks_with_a_default", Weight.NOTED)])
 def test_a_look_at_a_batch_as_an_epoch_begins(how: str, weight: Weight) -> None:
-    """A step that is done twice would look at another batch: the self-check does none twice then."""
+    """A second run of a step would read another batch: the self-check then does no step twice."""
     findings = read(getattr(shapes_warned, how))
     assert [(one.weight, "looks at a batch" in one.hinders) for one in findings] == [(weight, True)]
 
@@ -119,7 +119,7 @@ def test_a_look_at_a_batch_as_an_epoch_begins(how: str, weight: Weight) -> None:
     ],
 )
 def test_no_step_is_done_twice_where_a_script_cleans_up(how: str, by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Leaving the function for the second time would run the block in a healthy job."""
+    """A second exit from the function would run the block in a healthy job."""
     hinders = enter(peer := Peer(), getattr(shapes_warned, how)).hinders_proof
     assert (f"cleans up in its {by!r} block, which a healthy job runs only at its end" in hinders) is bool(by)
     assert bool(hinders) is bool(by)
@@ -141,7 +141,7 @@ def test_what_has_no_text_is_not_judged() -> None:
 
 
 def test_a_long_function_is_read_in_no_time(tmp_path: Path) -> None:
-    """500 lines: some ten times as long as Python's own parser, which takes 5 to 15 ms."""
+    """500 lines: about ten times as long as Python's own parser, which takes 5 to 15 ms."""
     body = "\n".join(
         f"            a{n} = model(x).sum() * {n}\n            print(a{n}.item() if i % {n + 1} == 0 else 0)"
         for n in range(250)
@@ -170,7 +170,7 @@ def took_s(work: Callable[[], object]) -> float:
 
 
 class Peer:
-    """An agent's link, as far as a reading has to do with it."""
+    """Agent's link, as far as the reading uses it."""
 
     def __init__(self, *, allows: bool = False) -> None:
         self.config = SimpleNamespace(allows_inexact=allows)
@@ -231,9 +231,9 @@ EXPECTED = {
     *("batch_ahead", "behind_train", "counting_wrapper", "leftover_batch", "logged_exceptions", "look_at_batch"),
     *("prefetcher", "stochastic_depth"),
 }
-"""Scripts in which something is found: shapes that end otherwise, or return what they have gathered."""
+"""Scripts with findings: programs that end in another way, or return their collected values."""
 WITHOUT = {"no_sdk", "no_sdk_snapshot"}
-"""Have no training function."""
+"""Scripts without a training function."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Real ranks, real kills: after each the job goes on at the same step, and ends with the bits of an undisturbed run."""
+"""Real ranks, real kills: after each the job continues at the same step and ends with an undisturbed run's bits."""
 
 import random
 from pathlib import Path
@@ -51,7 +51,7 @@ def random_point(seed: int) -> str:
 
 @pytest.mark.slow
 def test_several_buckets(run: Any) -> None:
-    """Before, while and after DDP rebuilds its buckets; then a rank that is a replacement itself; rank 0 twice."""
+    """Before, during and after DDP's rebuild of its buckets; then a rank that is a replacement itself; rank 0 twice."""
     faults = [
         fault(1, 1, "after forward"),
         fault(2, 2, "before forward"),
@@ -69,7 +69,7 @@ def test_several_buckets(run: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.thorough
 def test_one_bucket(run: Any) -> None:
-    """Random points of step 10; and peers between optimizer step and commit: their step is adopted, scheduler too."""
+    """Random points of step 10. Also peers between optimizer step and commit: their step and scheduler are adopted."""
     faults = [fault(2, 10, random_point(2)), fault(3, 13, "before logging"), fault(0, 16, random_point(3))]
     results, job = run(**ONE_BUCKET, faults=faults)
     same(results, undisturbed(run, **ONE_BUCKET))

@@ -1,4 +1,4 @@
-"""What is left of an interrupted step decides whether it may be kept: scripts as users write them, interrupted."""
+"""The rest of an interrupted step decides whether it may be kept: scripts as users write them, interrupted."""
 
 import textwrap
 from collections.abc import Callable
@@ -18,7 +18,7 @@ INTERRUPTED = 3
 
 
 class Script:
-    """A script's text in a file of its own, run to its interruption: `reduce` fails in the fourth step."""
+    """Script's text in a file of its own, run to its interruption: `reduce` fails in the fourth step."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Script:
         return value
 
     def work(self) -> torch.Tensor:
-        """Torch's part of a step: called by the script, but none of its text."""
+        """Run torch's part of a step: the script calls it, but its lines are not in the script."""
         self.names["optimizer"].zero_grad()
         loss: torch.Tensor = self.names["model"](torch.ones(1, 2)).sum()
         loss.backward()
@@ -63,7 +63,7 @@ class Script:
         return caught.value
 
     def line(self) -> str:
-        """Where the text says `# here`."""
+        """Line of the script that is marked `# here`."""
         lines = self.path.read_text().splitlines()
         return next((f"{self.path}:{at}" for at, line in enumerate(lines, 1) if line.endswith("# here")), "")
 
@@ -278,7 +278,7 @@ def test_what_changes_in_place_may_be_an_average(change: str, tmp_path: Path) ->
 
 
 def test_names_that_stand_for_something_strange(tmp_path: Path) -> None:
-    """Nobody's error but the script's own: the step is torn, and the recovery goes on."""
+    """Only the script's own code raises: the step is torn, and the recovery continues."""
     text = """
         class Strange:
             __wrapped__ = property(lambda self: 1 / 0)

@@ -1,4 +1,4 @@
-"""The mark of the random number generators: another one whenever one of them has drawn or was set."""
+"""Mark of the random number generators: it changes whenever one of them has drawn or was set."""
 
 import random
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from taskd.adaptors.training.positions.rng import PackedRng
 
 TURN = 624
-"""Words of a twister: after so many numbers its count is what it was."""
+"""Words of a twister: after this many numbers, its position is the same again."""
 DRAWS: dict[str, Callable[[], object]] = {
     "python": random.random,
     "python, all its words": lambda: [random.getrandbits(32) for _ in range(TURN)],

@@ -1,4 +1,4 @@
-"""A script that gives its sampler an epoch of its own count goes on with the recorded one within `state.epochs()`.
+"""A script that counts its sampler's epochs itself continues with the recorded epoch within `state.epochs()`.
 
 Runs are cut and compared as in `test_places`.
 """
@@ -18,7 +18,7 @@ _calls: weakref.WeakKeyDictionary[TrainState, int] = weakref.WeakKeyDictionary()
 
 
 def counted(state: TrainState, log: Log, cut: tuple[int, str]) -> None:
-    """Sets the number of passes that this process has begun, as a wrapper around the loader does."""
+    """Set the sampler's epoch to the passes that this process has started, as a wrapper around the loader does."""
     for epoch in state.epochs(EPOCHS):
         state.loader.sampler.set_epoch(_calls.setdefault(state, 0))
         _calls[state] += 1
@@ -47,7 +47,7 @@ class Bare:
 
 
 def begun(sampler: Any, epoch: int) -> SamplerEpochs:
-    """The pass of epoch 4 is resumed by a script that begins another."""
+    """Return the epochs after a resume of epoch 4, in a script that starts another epoch."""
     sampler.epoch = epoch
     epochs = SamplerEpochs("loader", lambda: [sampler], lambda: 20)
     assert epochs.is_in(Pass(1, number=4, epoch=4, loop=4, over=False))
@@ -65,7 +65,7 @@ def test_each_later_epoch_of_the_count_is_put_right(kind: Any) -> None:
 
 
 def test_an_epoch_that_is_no_count_of_passes_is_the_scripts() -> None:
-    """Such as the step: it is right by itself in each later pass."""
+    """The step, for instance, is right by itself in each later pass."""
     sampler = Sampler()
     epochs = begun(sampler, 7)
     for epoch in (15, 16):

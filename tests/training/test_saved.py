@@ -1,4 +1,4 @@
-"""Checkpoints written while a script trains, and the way back to them in a process that lives."""
+"""Checkpoints written while a script trains, and the return to them in a living process."""
 
 import shutil
 from pathlib import Path
@@ -15,7 +15,7 @@ from taskd.wire.messages import Condition
 
 
 def trained(steps: int, *, ends: bool = True) -> taskd.TrainState:
-    """With dropout and random numbers of the script's own."""
+    """Return a trained state with dropout and random numbers of the script's own."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
     state = taskd.TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.05))

@@ -1,4 +1,4 @@
-"""A gradient scaler in a state: what a fault between its scaling and its update leaves, and one that is not enabled."""
+"""A gradient scaler in a state: a fault between its scaling and its update, and a scaler that is not enabled."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of seed, rank and step."""
+"""Random numbers as a function of seed, rank and step."""
 
 import random
 from pathlib import Path
@@ -32,7 +32,7 @@ def make(seed: int | None, **parts: Any) -> TrainState:
 
 
 def draw() -> list[float]:
-    """An odd number of normal ones: generators that keep a spare one must forget it."""
+    """Draw an odd number of normal values: generators that keep a spare one must forget it."""
     return [random.gauss(0, 1), random.random(), float(np.random.normal()), torch.randn(1).item(), torch.rand(1).item()]
 
 
@@ -42,7 +42,7 @@ def numbers_of(seed: int, rank: int, step: int) -> list[float]:
 
 
 def test_the_mixer_is_splitmix64() -> None:
-    """The first outputs of the published generator for the state 1234567."""
+    """First outputs of the published generator for the state 1234567."""
     golden = 0x9E3779B97F4A7C15
     outputs = [mix((1234567 + place * golden) % 2**64) for place in (1, 2, 3)]
     assert outputs == [6457827717110365317, 3203168211198807973, 9817491932198370423]
@@ -76,7 +76,7 @@ def test_each_step_begins_with_its_own_numbers(attached: bool, tmp_path: Path) -
         seen.append(draw())
         assert seen[step] == numbers_of(9, 4, step)
         state.commit()
-    elsewhere = make(9)  # on another node: no position file
+    elsewhere = make(9)  # on another node: there is no position file
     elsewhere._recovery.enter_world(JobRank(4), WorldRank(3), 4, 5)
     elsewhere.step = 2
     assert elsewhere._recovery.return_to(2) == ""

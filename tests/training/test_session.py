@@ -1,4 +1,4 @@
-"""A resilient function between its script and its agent: what is a fault, and how a job ends with a checkpoint."""
+"""A resilient function between its script and its agent: kinds of faults, and a job's end with a checkpoint."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ PROGRAM = Path(__file__).with_name("session_program.py")
 
 
 class Agent:
-    """The other end of one process."""
+    """Agent of one process."""
 
     def __init__(self, launcher: Launcher, directory: Path) -> None:
         self.server = LocalServer(directory / "agent.sock")
@@ -45,7 +45,7 @@ class Agent:
         self._generation = 0
 
     def start(self, case: str, saw: SawNonFinite | None = None) -> "subprocess.Popen[bytes]":
-        """The process, after its first step."""
+        """Start the process and wait for its first step."""
         config = WorkerConfig(
             agent_socket=self.server.path,
             agent_pid=os.getpid(),
@@ -69,7 +69,7 @@ class Agent:
         return process
 
     def expect(self, *stages: Stage) -> WorkerReport:
-        """The next reports, in this order; the last of them."""
+        """Require that the next reports are of these stages, in this order. Return the last one."""
         reports = []
         for stage in stages:
             _, report = self._ear.until(lambda peer, _message: peer is self._peer)
@@ -79,7 +79,7 @@ class Agent:
         return reports[-1]
 
     def refused(self) -> Refuses:
-        """The next message, by which the process refuses something, or nothing any more."""
+        """Return the next message, by which the process refuses something or withdraws a refusal."""
         _, refuses = self._ear.until(lambda peer, _message: peer is self._peer)
         assert isinstance(refuses, Refuses), refuses
         return refuses
@@ -112,7 +112,7 @@ class Agent:
         dump_to: bytes = b"",
         replicas: int = 0,
     ) -> WorldPlan:
-        """A world in which this process keeps its own state."""
+        """Return the plan of a world in which this process keeps its own state."""
         return WorldPlan(
             generation=generation,
             world_size=world_size,
@@ -148,7 +148,7 @@ def test_a_fault_of_the_job_is_redone(agent: Agent, case: str, cause: str) -> No
 
 
 def test_a_pause_that_comes_right_behind_the_plan(agent: Agent) -> None:
-    """The newcomer has died: nobody forms that world any more, whether this process has begun to or not."""
+    """The newcomer has died: no rank forms that world any more, whether or not this process has started to."""
     process = agent.start("runtime")
     agent.expect(Stage.PAUSED)
     for generation in range(1, 20, 2):
@@ -165,7 +165,7 @@ def test_a_pause_that_comes_right_behind_the_plan(agent: Agent) -> None:
 
 @pytest.mark.parametrize("case", ["shapes", "closed"])
 def test_what_ends_the_first_step_of_a_new_world(agent: Agent, case: str) -> None:
-    """What the script raises by itself is not tried again beside a new process; what a connection explains is."""
+    """An error of the script itself is not tried again beside a new process; one caused by a connection is."""
     process = agent.start(case)
     agent.expect(Stage.PAUSED)
     agent.join()
@@ -213,7 +213,7 @@ def test_an_order_to_leave_at_the_next_commit_is_seen_there(agent: Agent) -> Non
 
 
 def test_a_pause_before_a_commit(agent: Agent) -> None:
-    """Whatever of a process's first commits it is: the step counts once."""
+    """This holds for any of a process's first commits: the step counts once."""
     process = agent.start("each")
     for step in range(2, 8):
         agent.tell(Pause(generation=step, reason="a test"))
@@ -229,7 +229,7 @@ def test_a_pause_before_a_commit(agent: Agent) -> None:
 
 @pytest.mark.parametrize(("case", "condition"), [("asking", Condition.CLEAN), ("raising", Condition.TORN)])
 def test_a_pause_in_the_middle_of_a_commit(agent: Agent, case: str, condition: Condition) -> None:
-    """A part of the user's asks in `state_dict()` who is there: the step counts once, or not at all."""
+    """A user's part asks for the world size in `state_dict()`: the step counts once, or not at all."""
     process = agent.start(case)
     agent.tell(Pause(generation=1, reason="a test"))
     report = agent.expect(Stage.PAUSED)

@@ -1,4 +1,4 @@
-"""What a new process's set-up would empty or make again is told as the training function is entered."""
+"""Files that a new process's set-up would empty or recreate are reported as the training function is entered."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ kept: list[Any] = []
 
 @contextmanager
 def trained(set_up: Callable[[], object]) -> Iterator[list[str]]:
-    """What is told of this set-up; the training is the body."""
+    """Run a set-up and yield its reports. The block is the training."""
     told: list[str] = []
     files = SetUpFiles()
     files.start()
@@ -152,9 +152,9 @@ def test_a_folder_that_was_there_is_not_made(tmp_path: Path) -> None:
     [
         ("lr0.1_bs32", False, False),
         ("lr0.1_bs32", True, True),
-        ("2026-11-28_1422", False, False),  # of another time
+        ("2026-11-28_1422", False, False),  # from a different time
         ("epochs", True, False),
-        ("exp3", True, False),  # stands in the text
+        ("exp3", True, False),  # appears in the text
     ],
 )
 def test_names(name: str, exclusive: bool, found: bool) -> None:

@@ -1,4 +1,4 @@
-"""A new process's set-up must be its predecessor's: what is compared of data and text, and what it costs."""
+"""A new process's set-up must equal its predecessor's: the comparison of data and text, and its cost."""
 
 import random
 import sys
@@ -21,7 +21,7 @@ N = 1000
 
 
 class Listed(Dataset[Any]):
-    """A dataset that keeps a list, an array, a cache and a counter."""
+    """Dataset with a list, an array, a cache and a counter."""
 
     def __init__(self, names: list[str], table: Any = None) -> None:
         self.names, self.table, self.calls = names, table, 0
@@ -35,7 +35,7 @@ class Listed(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """One that has no length, and says so with an error."""
+    """Dataset without a length, which raises an error."""
 
     def __len__(self) -> int:
         raise AssertionError("it has none")

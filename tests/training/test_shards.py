@@ -1,4 +1,4 @@
-"""What a rank says that it holds: its name by what is sharded, its digests, and FSDP2's flags."""
+"""A rank's statement of the state that it holds: a name from its shards, its digests, and FSDP2's flags."""
 
 import multiprocessing
 import re
@@ -31,7 +31,7 @@ AtRank = Callable[[int], None]
 
 @pytest.fixture
 def at_rank() -> Iterator[AtRank]:
-    """Be this rank of a world of four in which nobody answers."""
+    """Yield a function that makes this process the given rank of a world of four without living peers."""
 
     def become(rank: int) -> None:
         if dist.is_initialized():
@@ -65,7 +65,7 @@ def name_at(rank: int) -> str:
 
 def test_ranks_that_differ_in_replicated_dimensions_alone_have_one_name() -> None:
     names = []
-    for rank in range(4):  # in a child each: torch remembers the coordinates of equal meshes
+    for rank in range(4):  # each in a child process: torch remembers the coordinates of equal meshes
         with multiprocessing.get_context("fork").Pool(1) as child:
             names.append(child.apply(name_at, (rank,)))
     assert names[0] == names[2] != names[1] == names[3]
@@ -74,20 +74,20 @@ def test_ranks_that_differ_in_replicated_dimensions_alone_have_one_name() -> Non
 
 
 def states(rank: int, stated: str, world: str, port: int) -> str:
-    """What a rank says that it holds, or why it may not say it."""
+    """Return the replica set that a rank states, or the error that refuses it."""
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("fake", store=store, rank=rank, world_size=4)
     replicas = Replicas(parts_of(hsdp()), stated)
     try:
         replicas.begin(world=world)
     except ConfigError as error:
-        replicas.begin(empty=True, world=world)  # a new process has the part of the one before it
+        replicas.begin(empty=True, world=world)  # a new process has the part of its predecessor
         return str(error)
     return replicas.said().replicas
 
 
 def test_ranks_that_state_one_set_have_one_part() -> None:
-    """Each asks the store alone: nobody waits for another."""
+    """Each queries only the store and does not wait for the others."""
     server, said = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), []
     for rank, stated, world in ((0, "a", "0/1"), (2, "a", "0/1"), (1, "b", "0/1"), (3, "a", "0/1"), (3, "a", "1/1")):
         with multiprocessing.get_context("fork").Pool(
@@ -122,7 +122,7 @@ def test_what_is_gathered_is_named_and_digested_as_if_it_were_not(at_rank: AtRan
     name, digest = name_of(parts), digest_of(parts)
     assert isinstance(model, FSDPModule)
     model.unshard()
-    assert not any(is_part(parameter) for parameter in model[1].parameters())  # the root's
+    assert not any(is_part(parameter) for parameter in model[1].parameters())  # the root's parameters
     assert (name_of(parts), digest_of(parts)) == (name, digest)
 
 
@@ -174,7 +174,7 @@ def test_flags_are_put_back(at_rank: AtRank) -> None:
 
 @pytest.mark.parametrize("length", [0, 3, 1 << 17, (1 << 20) + 5])
 def test_any_flipped_bit_changes_the_digest(length: int) -> None:
-    """Of small and large tensors, at the ends and in the middle, wherever their memory begins."""
+    """The bits are in small and large tensors, at the ends and in the middle, for any start of their memory."""
     memory = torch.randint(256, (length + 1,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     for first in (0, 1):
         tensor = memory[first : first + length]

@@ -1,4 +1,4 @@
-"""The global batch in shares: who works at which, and that the gradients stay those of the full world."""
+"""The global batch in shares: the ranks that process each share, and gradients equal to those of the full world."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_single_process_has_one_share() -> None:
 
 
 def test_the_full_world_pays_nothing() -> None:
-    """One and the same tuple, so there is nothing to be done per step."""
+    """It is the same tuple each time, so a step has no extra work."""
     state = make(seed=1)
     state._recovery.enter_world(JobRank(2), WorldRank(2), 4, 4)
     assert state.shares() is state.shares()
@@ -68,7 +68,7 @@ def test_a_share_has_the_numbers_of_the_rank_that_has_it_in_the_full_world() -> 
 
 
 def test_a_share_goes_on_in_the_second_loop_of_a_step() -> None:
-    """A GAN has one for each of its models. What is done again after a recovery begins at its beginning."""
+    """A GAN has one loop for each of its models. Work that is done again after a recovery starts at its beginning."""
 
     def both_loops() -> list[list[torch.Tensor]]:
         return [[torch.rand(2) for _ in substitute.shares()] for _ in range(2)]
@@ -98,7 +98,7 @@ def alone() -> Iterator[None]:
 
 
 def three_in_one() -> TrainState:
-    """One process that does the work of three."""
+    """Return a process that does the work of three."""
     model = DistributedDataParallel(nn.Linear(2, 2))
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     state._recovery.enter_world(JobRank(0), WorldRank(0), 1, 3)
@@ -121,7 +121,7 @@ def test_the_last_share_communicates() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_a_loop_that_was_left_does_no_harm_later() -> None:
-    """Somebody may still hold it: then it ends when the next one begins, and is silent in a new world."""
+    """If it is still referenced, it ends when the next one starts, and has no effect in a new world."""
     state = three_in_one()
     left = iter(state.shares())
     next(left)
@@ -144,7 +144,7 @@ def test_a_loop_that_was_left_does_no_harm_later() -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_communication_switched_on_by_hand_is_refused() -> None:
-    """It would meet that of ranks which have one share."""
+    """It would meet the communication of ranks that have one share."""
     state = three_in_one()
     shares = iter(state.shares())
     next(shares)
@@ -157,7 +157,7 @@ def test_communication_switched_on_by_hand_is_refused() -> None:
 
 
 def test_what_two_shares_on_one_rank_change() -> None:
-    """BatchNorm moves its running statistics for each share; a sampler deals out as it was made to."""
+    """BatchNorm updates its running statistics for each share. A sampler keeps its original division."""
     norm = nn.BatchNorm1d(2)
     dataset: Any = range(8)
     sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=False)
@@ -185,7 +185,7 @@ def test_four_ranks(launcher: Launcher, port: int, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["accumulated", "around", "accumulated_in_full"])
 def test_four_ranks_with_micro_batches_of_their_own(launcher: Launcher, port: int, case: str) -> None:
-    """With `no_sync()` within the loop over the shares, and around it."""
+    """The cases: `no_sync()` within the loop over the shares, and around it."""
     program = Path(__file__).with_name("accumulation_program.py")
     statuses, output = run_ranks(launcher, 4, program, case, "{rank}", str(port))
     assert statuses == [0] * 4, output

@@ -1,4 +1,4 @@
-"""Which rank of a node copies a state that several have; and that no copy calls a collective that the others do not."""
+"""The rank of a node that copies a state held by several; no copy calls a collective that the others do not."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ def no_pause() -> Iterator[None]:
 
 
 def test_the_first_of_a_node_that_holds_a_state_copies_it() -> None:
-    """Ranks 0 and 1 hold the same; rank 2 has other weights, and rank 3 the same as rank 2."""
+    """Ranks 0 and 1 hold the same state. Rank 2 has other weights, and rank 3 the same as rank 2."""
     store, found = HashStore(), []
     for number, held in enumerate((" a", " a", " b", " b")):
         rank = JobRank(number)
@@ -65,7 +65,7 @@ def test_copies_are_due_as_often_as_they_cost_so_much() -> None:
 
 
 def test_a_copy_that_no_single_death_needs_is_made_every_five_seconds() -> None:
-    """The first ones come sooner, so that a short training loses a quarter at most."""
+    """The first copies come sooner, so a short training loses a quarter of its time at most."""
     steps = [(4, 100.0), (5, 100.125)]
     tally = Tally(whole=1, stall_s=0.001, busy_s=0.004, by_step=steps, begun_s=0.0)
     assert tally.due_after(5, 5, 0) == 5 + 2, "0.25 s, by the cost"

@@ -1,4 +1,4 @@
-"""A rehearsal's shorter loaders: as many batches left over as before, and nothing else is another."""
+"""A rehearsal's shorter loaders: they leave over as many batches as before, and change nothing else."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a state is worth at each moment of a step, and that going back to a step is exact."""
+"""Condition of a state at each moment of a step, and exact returns to a step."""
 
 import itertools
 import logging
@@ -76,7 +76,7 @@ def test_an_optimizer_is_needed() -> None:
 
 
 class Wrapped(torch.optim.Optimizer):
-    """As accelerate's: an optimizer by type, which never called `Optimizer.__init__`."""
+    """Optimizer like accelerate's: an optimizer by type that never called `Optimizer.__init__`."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -122,7 +122,7 @@ def test_condition_over_a_step() -> None:
 def test_a_step_that_breaks_off_is_torn_for_good() -> None:
     state = make()
     backward(state)
-    state.model[0].weight.grad = torch.ones(4, 4).to_sparse()  # AdamW refuses it in the middle
+    state.model[0].weight.grad = torch.ones(4, 4).to_sparse()  # AdamW raises in the middle of its step
     with pytest.raises(RuntimeError):
         state.optimizer.step()
     assert state._recovery.condition() is Condition.TORN
@@ -203,7 +203,7 @@ def test_adopt_brings_the_scheduler_forward_once(stepped_already: bool) -> None:
 
 
 def test_of_its_set_up_a_newcomer_knows_the_random_numbers(tmp_path: Path) -> None:
-    """Whom it replaces may have died before it put down any; what the file has comes first."""
+    """Its predecessor may have died before it recorded any. Records in the file have priority."""
     state = make()
     state._recovery.attach(str(tmp_path / "position"))
     state._recovery.declare_empty()
@@ -227,7 +227,7 @@ def draw() -> tuple[object, ...]:
 @pytest.mark.parametrize("lead", range(3))
 def test_random_numbers_come_back(lead: int) -> None:
     state = make()
-    for _ in range(lead):  # an odd number of normals leaves one in store, in python and in numpy
+    for _ in range(lead):  # an odd number of normal values leaves one in store, in python and in numpy
         random.gauss(0, 1)
         np.random.normal()
     state.commit()
@@ -240,7 +240,7 @@ def test_random_numbers_come_back(lead: int) -> None:
 def test_the_fast_reading_is_in_use_and_equals_the_public_one() -> None:
     capture = rng.RngCapture()
     np.random.random()
-    for draws in range(3):  # an odd number of normals leaves one in store
+    for draws in range(3):  # an odd number of normal values leaves one in store
         for _ in range(650 * draws):  # over a refill of the twister
             np.random.normal()
             random.gauss(0, 1)
@@ -272,7 +272,7 @@ def test_the_slow_reading_comes_back_too() -> None:
 def test_a_step_done_again_has_its_newest_position() -> None:
     counter = Counter()
     state = make(data={"loader": counter})
-    for at in (1, 2):  # the second time around, the first commit of step 1 is an old story
+    for at in (1, 2):  # in the second round, the first commit of step 1 is in the past
         state.step = 0
         counter.state["at"] = at
         state.model(torch.randn(8, 4))

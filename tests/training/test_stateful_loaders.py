@@ -1,4 +1,4 @@
-"""Loaders that keep their place themselves."""
+"""Loaders that keep their position themselves."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PER_EPOCH = SAMPLES // BATCH
 
 
 def test_the_epoch_of_a_stateful_loaders_sampler_is_known_before_the_loop_sets_it() -> None:
-    """A checkpoint that is written again, before the training function is entered, asks such a loader for its state."""
+    """A checkpoint that is written again, before the training function is entered, reads such a loader's state."""
 
     def made() -> TrainState:
         dataset: Any = range(SAMPLES)

@@ -1,4 +1,4 @@
-"""What is compared when a step is done twice: the first thing that differs has a name."""
+"""Comparison of a step that is done twice: the first difference has a name."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from taskd.adaptors.training.proof.step_digests import StepDigests
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer, Parts]:
-    """A model behind a backward pass."""
+    """Return a model after a backward pass."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -58,7 +58,7 @@ def test_a_gradient_that_is_missing_differs() -> None:
 
 
 def test_what_only_an_optimizer_has_is_compared_too() -> None:
-    """As with ZeRO, whose masters have the gradients."""
+    """ZeRO is such a case: its master weights have the gradients."""
     model, _, _ = made()
     masters = [one.detach().clone() for one in model.parameters()]
     for master, one in zip(masters, model.parameters(), strict=True):
@@ -77,7 +77,7 @@ def test_what_only_an_optimizer_has_is_compared_too() -> None:
 
 
 def test_gradients_that_another_optimizer_is_to_step_do_not_count() -> None:
-    """As of a GAN, whose generator still has those of the step before."""
+    """A GAN is such a case: its generator still has the gradients of the step before."""
     model, _, _ = made()
     two = [torch.optim.SGD(model.get_submodule(name).parameters(), lr=0.1) for name in ("0", "2")]
     parts = Parts(sort({"model": model, "first": two[0], "second": two[1]}, None, None, taken=()))
@@ -89,7 +89,7 @@ def test_gradients_that_another_optimizer_is_to_step_do_not_count() -> None:
 
 
 def test_small_differences_of_gradients_are_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where kernels need not be deterministic. On a CPU they are."""
+    """This holds where kernels may be nondeterministic. On a CPU they are deterministic."""
     model, _, parts = made()
     grad_of(model, "2.weight").fill_(1.0)
     on_cpu = StepDigests.of(parts)

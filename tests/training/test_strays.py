@@ -1,4 +1,4 @@
-"""A loader that a script trains from, and has not given to its state, is told of with its line."""
+"""A loader that a script trains from, but has not given to its state, is reported with its line."""
 
 import inspect
 from typing import Any
@@ -15,7 +15,7 @@ NUMBERS: Any = range(6)
 
 
 def test_the_loader_that_is_trained_from_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    """One that was looked at, and one that was read to its end, are not."""
+    """A loader that was only inspected, or read to its end, is not reported."""
     strays = Strays()
     strays.watch()
     loader = DataLoader(NUMBERS)

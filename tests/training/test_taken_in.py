@@ -1,4 +1,4 @@
-"""Values outside of the state that were taken into it: copied, put back, and given to a new process."""
+"""Values outside of the state that were adopted into it: copied, put back, and sent to a new process."""
 
 import random
 from collections.abc import Callable
@@ -19,11 +19,11 @@ both = 1
 
 
 def use(*_: Any) -> None:
-    """Name a variable."""
+    """Refer to a variable."""
 
 
 class Progress:
-    """An object of a script."""
+    """Object of a script."""
 
     kinds = 3
 
@@ -34,12 +34,12 @@ class Progress:
 
     @property
     def twice(self) -> int:
-        """What a walk does not come to."""
+        """Property that a walk must not call."""
         raise AssertionError("a property was called")
 
 
 class Script:
-    """A training function with all that it uses, as one process has it."""
+    """Training function with all objects that it uses, as one process has it."""
 
     def __init__(self) -> None:
         global total  # noqa: PLW0603 - as a script has it
@@ -70,12 +70,12 @@ class Script:
 
     @property
     def now(self) -> list[Any]:
-        """All values of it."""
+        """Return all its values."""
         own = self.progress
         return [total, self.rows(), own.seen, own.counts["x"], own.counts["rows"][1], own.mean.tolist()]
 
     def draw(self) -> list[float]:
-        """The next number of each generator."""
+        """Return the next number of each generator."""
         made = self.generators
         return [
             float(torch.rand(1, generator=made["drawn"])),
@@ -157,7 +157,7 @@ def test_a_new_process_gets_them() -> None:
 
 
 def training_with(generator: Any) -> Callable[[], None]:
-    """A training function that draws from it."""
+    """Return a training function that refers to the generator."""
 
     def train() -> None:
         use(generator)
@@ -195,7 +195,7 @@ def test_what_has_no_place_is_left() -> None:
 
 
 def test_a_name_of_two_variables_has_no_place() -> None:
-    """A function of another module of the script's has a global variable of that name, too."""
+    """A function in another module of the script's has a global variable of the same name."""
     found = TakenIn()
     found.enter(Script().train)
     assert taken_elsewhere.both != both
@@ -234,7 +234,7 @@ def test_a_process_that_has_no_such_thing_takes_nothing() -> None:
     ids=lambda sent: f"{sent[0][:20]} {sent[1][:10]!r}",
 )
 def test_what_a_peer_may_not_send(sent: Taken) -> None:
-    """Each is an error that `restore` expects, and changes nothing."""
+    """Each value raises an error that `restore` expects, and changes nothing."""
     script = Script()
     given = TakenIn()
     given.enter(script.train)

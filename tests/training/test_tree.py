@@ -1,4 +1,4 @@
-"""The encoding keeps types and bits, and never builds what it was not told to."""
+"""The encoding keeps types and bits, and never builds objects of other types."""
 
 import pickle
 from collections import Counter, OrderedDict, defaultdict, deque

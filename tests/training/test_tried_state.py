@@ -1,4 +1,4 @@
-"""The state is tried out at the first commit: what could not be loaded after a fault is named before any."""
+"""The state is tried out at the first commit: values that could not be loaded after a fault are named in advance."""
 
 import dataclasses
 import logging
@@ -26,14 +26,14 @@ from tests.launch import Launcher
 
 @dataclasses.dataclass
 class Best:
-    """A type of the script's own."""
+    """Type of the script's own."""
 
     loss: float
     weights: torch.Tensor
 
 
 class Kept:
-    """A part whose state is what the test says."""
+    """Part whose state the test determines."""
 
     def __init__(self, **state: Any) -> None:
         self.state = state
@@ -83,14 +83,14 @@ def test_what_can_be_loaded_is_no_matter(value: Any) -> None:
 @pytest.mark.parametrize("value", [lambda: 1, iter([]), slice(1)], ids=lambda value: type(value).__name__)
 def test_what_is_no_value_is_named(value: Any) -> None:
     state = state_with()
-    state.stopper.state["value"] = value  # as the training goes on
+    state.stopper.state["value"] = value  # as the training continues
     (text,) = named(state)
     assert f"has a {type(value).__name__}" in text
     assert "under 'value'" in text
 
 
 class Table(dict[str, Any]):
-    """A container of the script's own."""
+    """Container of the script's own."""
 
 
 def test_a_container_of_the_scripts_names_what_is_in_it() -> None:
@@ -167,7 +167,7 @@ def test_what_fails_in_it_is_no_matter(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_rate_of_numpy_comes_through_a_recovery() -> None:
-    """As `lr = 0.5 * (1 + np.cos(…)) * base` leaves it in the optimizer."""
+    """`lr = 0.5 * (1 + np.cos(…)) * base` leaves such a rate in the optimizer."""
     folded: list[Any] = []
     for rate in (np.float64(0.05), 0.2):
         model = nn.Linear(4, 2)
@@ -183,7 +183,7 @@ def test_a_rate_of_numpy_comes_through_a_recovery() -> None:
 
 
 class Asked(nn.Module):
-    """Fills several attributes when it is first asked, one of which is a function."""
+    """Module that fills several attributes at its first call; one of them is a function."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model that is trained twice, with a state each time: the second training is as free as the first."""
+"""A model that is trained twice, with a new state each time: the second training costs no more than the first."""
 
 import gc
 import weakref
@@ -13,7 +13,7 @@ from taskd.wire.messages import Condition
 
 
 class Step:
-    """One training of a model, that of a `TrainState` in a worker which has an agent."""
+    """One training of a model, with a `TrainState` as in a worker that has an agent."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -21,7 +21,7 @@ class Step:
         self.state = taskd.TrainState(model=model, optimizer=self.optimizer)
 
     def enter(self, path: Path) -> None:
-        """As its training function does."""
+        """Enter the training as its training function does."""
         self.state._recovery.attach(str(path))
         self.state._recovery.begin()
 
@@ -35,7 +35,7 @@ class Step:
 
 
 def _nested(model: torch.nn.Module) -> int:
-    """How many calls lie around the model's own."""
+    """Return the number of calls wrapped around the model's own."""
     count, call = 0, vars(model)["_compiled_call_impl"]
     while call is not None and call.__closure__:
         inside = dict(zip(call.__code__.co_freevars, call.__closure__, strict=True))
@@ -71,7 +71,7 @@ def test_a_state_that_was_made_first_can_be_entered_last(tmp_path: Path) -> None
     recovery = first.state._recovery
     first.backward()
     assert recovery.condition() is Condition.CLEAN
-    assert recovery.position(2)  # a forward pass was seen
+    assert recovery.position(2)  # a forward pass was detected
     first.optimizer.step()
     assert recovery.condition() is Condition.STEPPED
 

@@ -1,4 +1,4 @@
-"""Scripts in which a fault strikes between the changes of a step: GANs, critics, closures. The step is done again."""
+"""Scripts with a fault between the changes of a step: GANs, critics, closures. The step is done again."""
 
 import copy
 from pathlib import Path
@@ -13,8 +13,8 @@ from taskd.wire.kinds import JobRank
 from taskd.wire.messages import Condition
 
 
-class Fault(Exception):  # noqa: N818 - it is what a peer's death raises
-    """A peer has died."""
+class Fault(Exception):  # noqa: N818 - it stands for the error of a peer's death
+    """Death of a peer."""
 
 
 class Gan:
@@ -106,7 +106,7 @@ def test_what_is_not_needed_is_removed() -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.LBFGS])
 def test_a_fault_inside_a_closure(kind: Any) -> None:
-    """Nothing was changed before the first backward is done; LBFGS goes on changing, and is undone."""
+    """Nothing changes before the first backward pass is done. LBFGS goes on changing parameters, and is undone."""
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=kind(model.parameters(), lr=0.001))
     state._recovery.begin(JobRank(0))
@@ -138,7 +138,7 @@ def test_a_fault_inside_a_closure(kind: Any) -> None:
 
 
 def test_what_has_not_come_by_the_end_of_a_closure_changes_nothing() -> None:
-    """As where a device finds out late that a peer was lost."""
+    """A device may detect the loss of a peer only late."""
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
     state._recovery.begin(JobRank(0))
@@ -166,7 +166,7 @@ def test_what_has_not_come_by_the_end_of_a_closure_changes_nothing() -> None:
 
 
 def test_a_commit_whose_results_have_not_come_counts_nothing() -> None:
-    """As where a scaler has left the step out, by what a broken collective has left behind."""
+    """A scaler may have skipped the step because of values left by a broken collective."""
     model = nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
     state._recovery.begin(JobRank(0))
@@ -182,7 +182,7 @@ def test_a_commit_whose_results_have_not_come_counts_nothing() -> None:
 
 
 class Perturbing(torch.optim.SGD):
-    """Moves the parameters before it calls the closure, as sharpness-aware minimization does."""
+    """Optimizer that moves the parameters before it calls the closure, as sharpness-aware minimization does."""
 
     def step(self, closure: Any = None) -> Any:
         with torch.no_grad():
@@ -192,7 +192,7 @@ class Perturbing(torch.optim.SGD):
 
 
 class Own(torch.optim.Optimizer):
-    """Calls the closure first, as torch's do; who is to know?"""
+    """Optimizer that calls the closure first, as torch's do. taskd cannot know this."""
 
     def __init__(self, parameters: Any, lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
@@ -255,7 +255,7 @@ def test_what_was_changed_before_a_closure_is_seen(
 
 
 def test_a_closure_where_the_first_group_has_no_parameters() -> None:
-    """As where weight decay is for some and a model has none of these."""
+    """This happens if weight decay applies to some parameters and a model has none of these."""
     model = nn.Linear(2, 2)
     groups: list[Any] = [{"params": [], "weight_decay": 0.1}, {"params": [*model.parameters()]}]
     state = TrainState(model=model, optimizer=torch.optim.AdamW(groups))
@@ -271,7 +271,7 @@ def test_a_closure_where_the_first_group_has_no_parameters() -> None:
 
 
 def test_what_was_changed_behind_a_closure_is_seen() -> None:
-    """Its first parameter has no gradient, the second is updated, and the third is what Adam does not take."""
+    """Its first parameter has no gradient, the second is updated, and Adam refuses the third."""
     model, table = nn.Linear(2, 2), nn.Embedding(2, 2, sparse=True)
     groups: list[Any] = [{"params": [model.bias, model.weight]}, {"params": [table.weight]}]
     state = TrainState(model=model, table=table, optimizer=torch.optim.Adam(groups))
@@ -292,7 +292,7 @@ def test_what_was_changed_behind_a_closure_is_seen() -> None:
 
 @pytest.mark.parametrize("way", ["expose", "met"])
 def test_a_trainer_says_where_ranks_meet_when_no_model_of_the_state_runs_between_two_steps(way: str) -> None:
-    """As where one module has both models, and its own forward pass is the whole step."""
+    """One module may hold both models, with the whole step as its own forward pass."""
     torch.manual_seed(0)
     both = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in both]

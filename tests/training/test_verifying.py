@@ -1,4 +1,4 @@
-"""What a rank digests of its state, when, and that nothing changes it meanwhile."""
+"""Digests of a rank's state: their content, their time, and no change of the state meanwhile."""
 
 import copy
 import threading
@@ -77,7 +77,7 @@ def test_a_bit_of_a_parameter_or_of_the_optimizers_state_shows_and_one_of_a_buff
 
 
 def test_a_restored_optimizer_has_the_same_digest() -> None:
-    """Its states' keys come in another order, and its numbers as other types."""
+    """The keys of its state come in another order, and its numbers have other types."""
     state = made(every=1)
     trained(state, 2)
     before = verifying._digest(held_by(state._recovery.parts)[1])

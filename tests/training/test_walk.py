@@ -1,4 +1,4 @@
-"""State outside the state is found by looking."""
+"""A walk through a script's objects finds state outside the state."""
 
 import copy
 from collections.abc import Callable
@@ -128,7 +128,7 @@ def test_a_counter_that_decides_what_is_trained() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixture, *, exact: bool) -> None:
-    """It is refused until then, and for good if the proof is not made."""
+    """It is refused until then, and for good if the proof fails."""
     one = Training()
     progress = Progress()
 
@@ -150,7 +150,7 @@ def test_what_a_proof_is_to_follow_of_is_taken_in(caplog: pytest.LogCaptureFixtu
 
 
 def test_what_was_proven_before_is_taken_in() -> None:
-    """In an earlier start of the job."""
+    """The proof was made in an earlier start of the job."""
     one = Training()
     assert one.found(noisy(one, Progress()), ProofOutlook.EXACT) == []
     assert one.state._recovery.parts.taken.any
@@ -158,7 +158,7 @@ def test_what_was_proven_before_is_taken_in() -> None:
 
 @pytest.mark.parametrize("kept", ["read", "printed", "alone"])
 def test_what_may_be_made_of_a_list_that_grows_is_not_taken_in(kept: str) -> None:
-    """A new process would have the number, and an empty list: its next number would be another one than its peers'."""
+    """A new process would have the number but an empty list, so its next number would differ from its peers'."""
     one, progress = Training(), Progress()
     losses: list[float] = []
 
@@ -190,7 +190,7 @@ def test_what_may_be_made_of_a_list_that_grows_is_not_taken_in(kept: str) -> Non
 
 
 def test_what_a_loader_leads_to_is_not_taken_in() -> None:
-    """A loader that goes on somewhere goes through its data again."""
+    """A loader that continues at a position reads its data again."""
     made: Any = DataLoader(Stream(), 2)
     one = Training(loader=made)
     (text,) = one.found(over_epochs(one, made), ProofOutlook.EXACT)
@@ -199,7 +199,7 @@ def test_what_a_loader_leads_to_is_not_taken_in() -> None:
 
 
 def test_a_sampler_that_the_function_looks_at_is_of_the_data_too() -> None:
-    """It is seen by the function's own name for it, before its loader leads there. What it counts is put back."""
+    """The function's own name for it leads there before the loader does. Its count is put back."""
     counting = Counting()
     batches = DataLoader(Rows(), batch_size=2, sampler=counting)
     one = Training(loader=batches)
@@ -310,7 +310,7 @@ def test_a_wrapper_that_counts_its_passes() -> None:
 
 
 def test_a_wrapper_that_counts_for_more_than_its_sampler() -> None:
-    """A dataset's epoch is not put right."""
+    """The epoch of a dataset is not corrected."""
     data = Rows()
     sampler: Any = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
     loader: Any = DataLoader(data, batch_size=2, sampler=sampler)
@@ -325,10 +325,10 @@ def test_a_wrapper_that_counts_for_more_than_its_sampler() -> None:
 def test_an_optimizer_whose_state_differs_between_ranks(
     ranks: tuple[int, int], weights: tuple[int, int], told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the weights differ too, nothing is said of it."""
+    """If the weights differ too, this is not reported."""
     store = dist.HashStore()
     found: list[list[str]] = []
-    for order in ((0, 1), (0,)):  # the first rank cannot know yet when it is asked first
+    for order in ((0, 1), (0,)):  # the first rank cannot know it yet at its first query
         for rank in order:
             torch.manual_seed(weights[rank])
             network = Network()
@@ -340,7 +340,7 @@ def test_an_optimizer_whose_state_differs_between_ranks(
 
 
 class RankAverage:
-    """An average with a buffer, in a state dict as people write it."""
+    """Average with a buffer, in a state dict as people write it."""
 
     def __init__(self, buffer: float) -> None:
         self.values = {"mean": [torch.full((3,), buffer)], "count": 1}
@@ -353,7 +353,7 @@ class RankAverage:
 
 
 class OfTaskd(RankAverage):
-    """What taskd makes of a trainer: it knows itself what of it is each rank's own."""
+    """taskd's part for a trainer. It declares by itself which values are each rank's own."""
 
     __module__ = "taskd.adaptors.trainers"
 
@@ -367,7 +367,7 @@ def test_an_average_that_differs_between_ranks(
 ) -> None:
     store = dist.HashStore()
     found: list[list[str]] = []
-    for rank in (0, 1, 0):  # the first rank cannot know yet when it is asked first
+    for rank in (0, 1, 0):  # the first rank cannot know it yet at its first query
         torch.manual_seed(0)
         network = Network()
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""State outside the state is known at a fault, and looked for after it."""
+"""State outside the state is known at a fault, and searched for after it."""
 
 import copy
 from typing import Any
@@ -14,7 +14,7 @@ from tests.training.walked import Mixing, Saved, Training, step_of
 @pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize(("steps", "found"), [(4, False), (5, True)])
 def test_a_fault_before_anything_has_changed_ends_no_look(steps: int, found: bool, *, joins: bool) -> None:
-    """A callback mixes in the fifth step. A rank that lives looks behind the first commit, a newcomer at the fault."""
+    """A callback mixes in the fifth step. A living rank walks after the first commit, a newcomer at the fault."""
     one = Training()
     callback = Mixing(copy.deepcopy(one.network))
 
@@ -41,7 +41,7 @@ def test_a_fault_before_anything_has_changed_ends_no_look(steps: int, found: boo
 
 
 def test_no_part_is_asked_for_its_state_at_a_fault() -> None:
-    """Its `state_dict()` may wait for a peer that is gone. What it has is no state outside of the state."""
+    """Its `state_dict()` may wait for a lost peer. Its values are no state outside of the state."""
 
     class Asked(Saved):
         gone = False
@@ -103,7 +103,7 @@ def test_a_newcomer_to_a_job_past_its_first_steps_walks_behind_its_second_commit
     walks: list[int] = []
 
     def train() -> None:
-        one.state._recovery.drop_step()  # as every rank does as it is given a state
+        one.state._recovery.drop_step()  # as every rank does when it receives a state
         while one.state.step < 115:
             step_of(one)
             callback.on_step_end(one.state.step + 1, one.network)

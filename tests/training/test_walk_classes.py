@@ -1,4 +1,4 @@
-"""State outside the state in classes of the script's: a loop with methods, samplers with an order of their own."""
+"""State outside the state in classes of the script's: a loop with methods, samplers with their own order."""
 
 import time
 from typing import Any
@@ -23,7 +23,7 @@ from tests.training.walked import (
 
 
 def test_what_the_methods_of_a_loop_come_back_to() -> None:
-    """By a name that the caller does not have: `self` of another object. What is only shown is none."""
+    """The walk reaches it by a name that the caller lacks: `self` of another object. Displayed values are no state."""
     one = Training()
     loop = Loop(one)
 
@@ -39,7 +39,7 @@ def test_what_the_methods_of_a_loop_come_back_to() -> None:
 @pytest.mark.parametrize("bins", [4, 3000])
 @pytest.mark.parametrize("kind", [MadeOfThemselves, ShuffledInPlace, SortedFirst, MadeAnew])
 def test_a_list_that_each_pass_makes_from_that_of_the_last(kind: Any, bins: int) -> None:
-    """What each pass makes anew is none."""
+    """A list that each pass makes from scratch is no state."""
     sampler = kind(bins)
     data = torch.utils.data.TensorDataset(torch.ones(2 * bins, 4))
     loader: Any = DataLoader(data, batch_sampler=sampler, collate_fn=lambda rows: torch.stack([row[0] for row in rows]))

@@ -1,4 +1,4 @@
-"""What is no state outside the state is not found, and no walk does harm."""
+"""Values that are no state outside the state are not found, and no walk does harm."""
 
 import copy
 import logging
@@ -45,7 +45,7 @@ def test_an_average_in_the_state_is_none() -> None:
 
 
 def test_what_only_reaches_output_is_none() -> None:
-    """Meters, lists of losses, timers, sums, snapshots of the weights, and what each step makes anew."""
+    """Meters, lists of losses, timers, sums, snapshots of the weights, and values that each step makes from scratch."""
     one = Training()
     meter, history, sums = Meter(), [0.0], torch.zeros(2)
     snapshot = {name: value.detach().clone() for name, value in one.network.named_parameters()}
@@ -93,7 +93,7 @@ def test_a_loop_over_epochs_with_an_evaluation_is_none() -> None:
 
 
 class Text(IterableDataset[torch.Tensor]):
-    """It knows its own position, which the loader saves."""
+    """Dataset with a position of its own, which the loader saves."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -111,7 +111,7 @@ class Text(IterableDataset[torch.Tensor]):
 
 
 def test_what_a_loader_saves_of_its_dataset_is_none() -> None:
-    """Reached through its iterator, too."""
+    """This includes objects reached through its iterator."""
     loader = StatefulDataLoader(Text(), batch_size=2)
     one = Training(data={"loader": loader})
 
@@ -144,7 +144,7 @@ def test_what_is_seeded_in_each_step_is_none() -> None:
 
 
 class Trainer:
-    """A loop in a class of the script's own, whose count comes from the state."""
+    """Loop in a class of the script's own, whose count comes from the state."""
 
     def __init__(self, one: Training) -> None:
         self.one, self.step, self.running = one, 0, 0.0
@@ -164,7 +164,7 @@ def test_a_count_that_comes_from_the_states_step_is_none() -> None:
 
 
 class Private:
-    """Its attributes may not be asked for."""
+    """Object whose attributes must not be read."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was asked for")
@@ -197,7 +197,7 @@ def test_a_walk_ends_after_its_time_and_its_objects() -> None:
 
 
 def test_the_function_keeps_nothing_alive_for_a_walk() -> None:
-    """A frame that is asked for its variables keeps a copy of them, the step's loss among them."""
+    """A frame keeps a copy of its variables once they are read, with the step's loss among them."""
     one = Training()
     losses: list[Any] = []
     alive: list[bool] = []

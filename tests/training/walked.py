@@ -1,4 +1,4 @@
-"""What the tests of a walk train with, and what their scripts keep beside the state."""
+"""Training for the tests of a walk, and objects that their scripts keep beside the state."""
 
 import random
 import time
@@ -29,7 +29,7 @@ class Network(nn.Module):
 
 
 class Training:
-    """What every script here trains with."""
+    """Model, optimizer and state that every script here trains with."""
 
     def __init__(self, *, scheduled: bool = False, **parts: Any) -> None:
         torch.manual_seed(0)
@@ -43,7 +43,7 @@ class Training:
     def found(
         self, train: Callable[[], object], proof: ProofOutlook = ProofOutlook.NONE, *, joins: bool = False
     ) -> list[str]:
-        """Run the function to its end; what was told of it. `joins`: this process takes another's place."""
+        """Run the function to its end and return the reports. `joins`: this process takes another's place."""
         told: list[str] = []
 
         def refuse(*, no_rebuild: str, no_newcomer: str, anew: str) -> None:
@@ -61,7 +61,7 @@ class Training:
 
 
 class Average:
-    """An average of the weights."""
+    """Average of the weights."""
 
     def __init__(self, module: nn.Module) -> None:
         self.shadow = {name: value.detach().clone() for name, value in module.named_parameters()}
@@ -73,7 +73,7 @@ class Average:
 
 
 class Saved(Average):
-    """The same as a part of the state."""
+    """The same average as a part of the state."""
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value.clone() for name, value in self.shadow.items()}
@@ -83,7 +83,7 @@ class Saved(Average):
 
 
 class Mixing:
-    """A callback that mixes the weights into a second model."""
+    """Callback that mixes the weights into a second model."""
 
     def __init__(self, reference: nn.Module) -> None:
         self.reference = reference
@@ -96,7 +96,7 @@ class Mixing:
 
 
 class Progress:
-    """How much was seen, which decides how much noise there is."""
+    """Count of samples seen, which determines the amount of noise."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -106,7 +106,7 @@ class Progress:
 
 
 class ByLosses:
-    """Draws noise by the losses that were of late."""
+    """Sampler of noise by recent losses."""
 
     def __init__(self) -> None:
         self._losses = np.zeros(4)
@@ -124,9 +124,9 @@ class ByLosses:
 
 
 class Pace:
-    """Weighs a loss by the first one.
+    """Weight of a loss by the first loss.
 
-    What depends on a shape alone, is read from a file, or was given before the first step, is the same in any process.
+    Values that depend on a shape alone, come from a file or existed before the first step are the same in any process.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Pace:
 
 
 class Loop:
-    """A loop as a class: what moves the training stands two methods deep."""
+    """Loop as a class: the state that moves the training lies two methods deep."""
 
     def __init__(self, training: "Training") -> None:
         self.training, self.network = training, training.network
@@ -187,7 +187,7 @@ class Loop:
 
 
 class Meter:
-    """A running mean for the log."""
+    """Running mean for the log."""
 
     def __init__(self) -> None:
         self.sum, self.count, self.avg, self.last_s = 0.0, 0, 0.0, 0.0
@@ -219,7 +219,7 @@ class Stopper:
 
 
 class Around(torch.optim.Optimizer):
-    """An optimizer around another one, whose momentum it does not save."""
+    """Optimizer around another one, whose momentum it does not save."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -246,7 +246,7 @@ def line_in(function: Callable[..., object], further: int) -> str:
 
 
 class Counting(Sampler[int]):
-    """Shuffles by the number of its own passes."""
+    """Sampler that shuffles by the number of its own passes."""
 
     def __init__(self) -> None:
         self.passes = 0
@@ -261,7 +261,7 @@ class Counting(Sampler[int]):
 
 
 class Bins(Sampler[Any]):
-    """Bins of rows, of which each pass goes over the first four."""
+    """Bins of rows. Each pass goes over the first four."""
 
     def __init__(self, bins: int) -> None:
         self.bins = [[2 * at, 2 * at + 1] for at in range(bins)]
@@ -274,7 +274,7 @@ class Bins(Sampler[Any]):
 
 
 class MadeOfThemselves(Bins):
-    """Each epoch's are made from those of the last one."""
+    """Bins that each epoch makes from those of the last one."""
 
     def set_epoch(self, epoch: int) -> None:
         order = torch.randperm(len(self.bins), generator=torch.Generator().manual_seed(epoch))
@@ -289,7 +289,7 @@ class ShuffledInPlace(Bins):
 
 
 class SortedFirst(Bins):
-    """Each epoch's are made from the same order."""
+    """Bins that each epoch makes from the same order."""
 
     def set_epoch(self, epoch: int) -> None:
         self.bins.sort()
@@ -297,7 +297,7 @@ class SortedFirst(Bins):
 
 
 class MadeAnew(Bins):
-    """Each epoch's are made from its number."""
+    """Bins that each epoch makes from its number."""
 
     def set_epoch(self, epoch: int) -> None:
         self.bins = [[2 * at, 2 * at + 1] for at in range(len(self.bins))]
@@ -305,7 +305,7 @@ class MadeAnew(Bins):
 
 
 class Stream(IterableDataset[Any]):
-    """Shuffles with one generator for all passes."""
+    """Stream that shuffles with one generator for all passes."""
 
     def __init__(self) -> None:
         self.rng, self.epoch = random.Random(5), 0
@@ -318,7 +318,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Rows(Dataset[Any]):
-    """Counts what it is asked, for the log."""
+    """Dataset that counts its requests, for the log."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -335,7 +335,7 @@ class Rows(Dataset[Any]):
 
 
 class Wrapper:
-    """Gives the sampler its epoch by the number of its own passes."""
+    """Wrapper that sets the sampler's epoch to the number of its own passes."""
 
     def __init__(self, loader: Any) -> None:
         self.loader, self.calls = loader, 0
@@ -347,7 +347,7 @@ class Wrapper:
 
 
 class WrapperOfData(Wrapper):
-    """Gives its number to the dataset, too."""
+    """Wrapper that sets the dataset's epoch, too."""
 
     def __iter__(self) -> Iterator[Any]:
         self.loader.sampler.set_epoch(self.calls)
@@ -385,7 +385,7 @@ def over_bins(one: Training, bins: Any, batches: Any) -> Callable[[], None]:
 
 
 class Split(torch.optim.Optimizer):
-    """Keeps the momentum of every other parameter, as a rank of two does."""
+    """Optimizer with momentum for every other parameter, like one rank of two."""
 
     def __init__(self, parameters: Any, rank: int) -> None:
         super().__init__(parameters, {"lr": 0.1})

@@ -1,6 +1,6 @@
-"""A manager that is busy: it hears one agent, answers, and then nothing until it is told, while its port is open.
+"""A busy manager: it serves one agent, answers, and then does nothing until a line comes, while its port is open.
 
-Prints its port, and `busy`. Then it answers who comes, and stays until its input ends: what it has sent is on its way.
+Prints its port, and `busy`. Then it answers all peers, and stays until its input ends, so that its messages arrive.
 """
 
 import sys
@@ -12,7 +12,7 @@ from tests.wire.peers import LIMIT_S, SECRET, directive
 
 
 def heard(manager: ManagerSocket, agent_id: str) -> Peer:
-    """Serve until this agent is heard."""
+    """Serve until this agent has sent a message."""
     while True:
         assert manager.poll(LIMIT_S)
         messages: list[tuple[Peer, FromAgent]] = manager.receive()
@@ -22,11 +22,11 @@ def heard(manager: ManagerSocket, agent_id: str) -> Peer:
 
 
 def main() -> None:
-    """Hear `first`, be busy until a line comes, hear `second`, and stay until there is no more input."""
+    """Serve `first`, be busy until a line comes, serve `second`, and stay until there is no more input."""
     with ManagerSocket(Address(LOOPBACK, 0), SECRET) as manager:
         print(manager.address.port, flush=True)
         peer = heard(manager, "first")
-        for sequence in range(10):  # which nobody reads: so its end is a reset of the connection
+        for sequence in range(10):  # no peer reads them, so its end is a reset of the connection
             manager.send(peer, directive(sequence))
         print("busy", flush=True)
         sys.stdin.readline()

@@ -1,4 +1,4 @@
-"""A manager for each test that asks for one."""
+"""A manager for each test that requests one."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Peers for the tests of the link: a manager's loop, an agent's questions, and strangers."""
+"""Peers for the tests of the link: a manager's loop, an agent's requests, and strangers."""
 
 import contextlib
 import socket
@@ -43,7 +43,7 @@ def directive(sequence: int) -> messages.Directive:
 
 
 class ServingManager:
-    """A manager's loop in a thread: unless silent it answers every status with a directive of its sequence number."""
+    """A manager's loop in a thread. Unless silent, it answers every status with a directive of its sequence number."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ def until(link: AgentSocket, done: Callable[[list[messages.FromManager]], bool])
 
 
 def ask(link: AgentSocket, sequence: int) -> float:
-    """One question and its answer; the seconds that it took."""
+    """Send one request and wait for its answer. Return the seconds that it took."""
     until(link, lambda _: link.connected)
     began_s = time.monotonic()
     assert link.send(status(sequence))
@@ -103,13 +103,13 @@ def refused(manager: ServingManager, kind: str, at_least: int = 1) -> None:
     deadline_s = time.monotonic() + LIMIT_S
     while manager.socket.refused[kind] < at_least:
         assert time.monotonic() < deadline_s, manager.socket.refused
-        time.sleep(0.005)  # the count is written by the manager's thread; nothing else tells of it
+        time.sleep(0.005)  # the manager's thread writes the count, without an event
 
 
 def raw_dealer(
     address: Address, context: zmq.Context, secret: bytes | None = SECRET.secret, job_id: str = SECRET.job_id
 ) -> zmq.Socket:
-    """A peer that holds the secret and may send anything."""
+    """Return a peer that holds the secret and may send anything."""
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     if secret is not None:
@@ -122,7 +122,7 @@ def raw_dealer(
 
 @contextlib.contextmanager
 def web_server() -> Iterator[Address]:
-    """A program that is no manager: it answers every connection with a line of HTTP, and hangs up."""
+    """Yield the address of a server that is no manager: it answers connections with a line of HTTP and closes them."""
 
     def refuse() -> None:
         with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ _BOUNDS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "p
 
 
 def schema() -> str:
-    """The text of this checkout, without its version."""
+    """Return the text of this checkout, without its version."""
     known: dict[str, str] = {}
     for kind in (FromAgent, FromManager, Evidence):
         _name(inspect.type_info(kind), known)
@@ -41,7 +41,7 @@ def _frame() -> Iterator[str]:
 
 
 def _name(kind: inspect.Type, known: dict[str, str]) -> str:
-    """A type as its users name it; what it consists of goes to `known`."""
+    """Return a type's name as its users write it. Its parts are added to `known`."""
     match kind:
         case inspect.StructType() | inspect.DataclassType():
             name = kind.cls.__name__
@@ -86,13 +86,13 @@ def _bounds(kind: inspect.Type) -> str:
 
 
 def recorded() -> tuple[int, str]:
-    """Version and text of the record."""
+    """Return version and text of the record."""
     first, _, text = RECORD.read_text().partition("\n")
     return int(first.removeprefix("wire version ")), text
 
 
 def main() -> int:
-    """Record the present messages."""
+    """Record the present messages. Return the exit status."""
     version, text = recorded() if RECORD.exists() else (0, "")
     if text != schema() and version >= codec.WIRE_VERSION:
         print(f"found other messages than wire version {version} has; raise WIRE_VERSION in taskd/wire/codec.py first")

@@ -1,4 +1,4 @@
-"""A manager whose process has no descriptor left; with a line from stdin it has some again. Argument: the secret."""
+"""A manager whose process has no descriptor left. After a line from stdin it has some again. Argument: the secret."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Every field of every message has a bound; what lies beyond is refused, and what is honest is made to fit."""
+"""Every field of every message has a bound. Values beyond it are refused, and honest ones are made to fit."""
 
 import math
 from dataclasses import replace
@@ -69,7 +69,7 @@ def test_what_is_honest_and_too_much_is_made_to_fit() -> None:
 
 
 def filled(kind: inspect.Type, whole: str) -> Any:
-    """A message, or a part of one, with this in place of each of its texts."""
+    """Return a message, or a part of one, with this in place of each of its texts."""
     match kind:
         case inspect.StructType():
             return kind.cls(**{field.name: filled(field.type, whole) for field in kind.fields})

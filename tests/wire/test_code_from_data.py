@@ -29,7 +29,7 @@ ANYWHERE = {
     "LoadLibrary", "load_library", "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list",
     "send_object_list", "recv_object_list", "_tensor_to_object", "jit_load", "load_state_dict_from_url", "fromfile",
 }  # fmt: skip
-"""Attributes that read code, or objects that may hold some, whoever has them."""
+"""Attributes that read code, or objects that may hold some, of any owner."""
 
 PASSED = "a name that stands in the calling module"
 SAFE = {
@@ -58,7 +58,7 @@ SAFE = {
 
 
 def found(tree: ast.AST) -> Iterator[str]:
-    """Each call in one module, as it is written there. What imports by a literal name, or opens no file, is none."""
+    """Yield each call in one module, in its own text. Imports by a literal name, and calls without a file, are none."""
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=module, names=names) if module in MODULES:

@@ -1,4 +1,4 @@
-"""The codec takes what it wrote and refuses all else with `BadFrameError`."""
+"""The codec accepts its own output and refuses all else with `BadFrameError`."""
 
 import msgspec
 import pytest

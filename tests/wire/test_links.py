@@ -52,7 +52,7 @@ def test_within_a_process_no_connection_is_made(security):
 
 
 def connections_to(port: int) -> list[str]:
-    """Lines of this machine's established TCP connections with that port."""
+    """Return lines of this machine's established TCP connections with that port."""
     lines = Path("/proc/net/tcp").read_text().splitlines()
     return [line for line in lines if f":{port:04X} " in line and line.split()[3] == "01"]
 
@@ -174,16 +174,16 @@ def test_sending_to_a_peer_that_left_is_false_and_nothing_more():
 
 
 def test_what_was_sent_last_arrives_when_the_close_may_take_its_time():
-    """If nothing comes back meanwhile: the kernel resets a connection that is closed before all was read from it."""
+    """This holds if nothing comes back meanwhile: the kernel resets a connection that is closed with unread data."""
     with ServingManager(silent=True) as manager:
         agent = AgentSocket(manager.address, SECRET)
         until(agent, lambda _: agent.connected)
         sent = sum(agent.send(status(number, agent_id="a" * 1_000_000)) for number in range(12))
-        agent.close(flush_s=10.0)  # it is too much to leave at once
+        agent.close(flush_s=10.0)  # it is too much to send at once
         deadline_s = time.monotonic() + LIMIT_S
         while manager.served < sent:
             assert time.monotonic() < deadline_s, f"{manager.served} of {sent} arrived"
-            time.sleep(0.005)  # the count is written by the manager's thread; nothing else tells of it
+            time.sleep(0.005)  # the manager's thread writes the count, without an event
 
 
 def test_a_port_in_use_names_the_process():
@@ -201,7 +201,7 @@ def test_an_address_that_cannot_be_bound_has_its_remedy(host, words):
 
 
 def test_whoever_hangs_up_with_messages_unread_does_not_end_a_busy_manager():
-    """libzmq aborts where it is to send a heartbeat of its own to such a peer."""
+    """libzmq aborts when it sends a heartbeat of its own to such a peer."""
     command = [sys.executable, "-m", "tests.wire.busy_manager"]
     root = Path(__file__).resolve().parents[2]
     with subprocess.Popen(command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as manager:

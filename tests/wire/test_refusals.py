@@ -1,4 +1,4 @@
-"""Who is refused at the link, that it is told, and that a good agent never notices."""
+"""Peers that the link refuses, with a report. An honest agent never notices."""
 
 import contextlib
 import logging
@@ -54,7 +54,7 @@ def test_a_wrong_secret_is_told_from_no_manager(manager_side, agent_side, words,
 
 
 def test_a_secret_of_two_jobs_opens_to_each_only_its_own(caplog):
-    """The keys of one are no keys of the other; both sides say of which job they are."""
+    """The keys of one are no keys of the other. Both sides name their jobs."""
     with ServingManager() as manager:
         with AgentSocket(manager.address, ANOTHER_JOB) as stray, AgentSocket(manager.address, SECRET) as agent:
             until(stray, lambda _: stray.trouble is not None)
@@ -99,7 +99,7 @@ def test_a_peer_with_the_secret_cannot_harm_with_garbage(manager, caplog):
 
 
 def test_many_large_frames_at_once_hold_nobody_up():
-    """What is taken in one turn is bounded by its sum, too: each frame may have 8 MiB, and a turn 256 of them."""
+    """The sum of the frames in one turn is bounded, too: each may have 8 MiB, and a turn 256 of them."""
     context = zmq.Context()
     with ManagerSocket(Address(LOOPBACK, 0), NONE) as manager:
         dealers = [raw_dealer(manager.address, context, None) for _ in range(6)]
@@ -117,7 +117,7 @@ def test_many_large_frames_at_once_hold_nobody_up():
 
 
 def test_a_message_of_many_parts_is_dropped_as_it_comes():
-    """It is one message to ZeroMQ, with parts as large as allowed: it is not collected."""
+    """It is one message to ZeroMQ, with parts as large as allowed. It is not collected."""
     context = zmq.Context()
     with ManagerSocket(Address(LOOPBACK, 0), NONE) as manager, AgentSocket(manager.address, NONE) as agent:
         dealer = raw_dealer(manager.address, context, None)

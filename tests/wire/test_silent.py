@@ -1,4 +1,4 @@
-"""Connections that never say anything: however many they are, the manager hears its agents, and tells of them once."""
+"""Connections that never send anything: whatever their number, the manager serves its agents, and reports them once."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01CURVE" + bytes(47)
 
 @pytest.fixture
 def few_descriptors(monkeypatch) -> Iterator[None]:
-    """A process that may have few, and handshakes that take as long as they like: what ends one is its number."""
+    """Limit descriptors to a few, and let handshakes take any time: only the number of connections ends one."""
     monkeypatch.setattr(links, "_HANDSHAKE_MS", 600_000)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
@@ -35,7 +35,7 @@ def few_descriptors(monkeypatch) -> Iterator[None]:
 
 @contextlib.contextmanager
 def flooded(address: Address, held: int, per_second: int) -> Iterator[None]:
-    """Another process holds so many, and opens more."""
+    """Run another process that holds so many connections, and opens more."""
     words = [sys.executable, FLOODER, address.host, address.port, held, per_second]
     unlimited = f'ulimit -n {resource.getrlimit(resource.RLIMIT_NOFILE)[1]}; exec "$@"'
     command = ["bash", "-c", unlimited, "bash", *map(str, words)]
@@ -49,7 +49,7 @@ def flooded(address: Address, held: int, per_second: int) -> Iterator[None]:
 
 
 def opened(address: Address, words: bytes = b"") -> socket.socket:
-    """A connection that the manager's thread for them has accepted: it greets who comes."""
+    """Return a connection that the manager's thread for them has accepted: it greets every peer."""
     link = socket.create_connection((address.host, address.port), LIMIT_S)
     link.sendall(words)
     assert link.recv(1), "no greeting"
@@ -57,7 +57,7 @@ def opened(address: Address, words: bytes = b"") -> socket.socket:
 
 
 def has_ended(link: socket.socket) -> bool:
-    """Whether the other side has hung up, as far as is known now."""
+    """Return whether the other side has closed, as far as is known now."""
     link.setblocking(False)
     try:
         while link.recv(100):
@@ -70,7 +70,7 @@ def has_ended(link: socket.socket) -> bool:
 
 
 def await_end(link: socket.socket) -> None:
-    """Until the other side hangs up."""
+    """Wait until the other side closes."""
     link.settimeout(LIMIT_S)
     with contextlib.suppress(ConnectionError):
         while link.recv(100):
@@ -85,7 +85,7 @@ def test_an_agent_gets_in_while_silent_ones_hold_more_than_there_are_descriptors
 
 
 def test_the_oldest_silent_ones_are_ended_and_nobody_else(few_descriptors):
-    """Neither an agent that is served, nor who has begun to speak, nor the youngest."""
+    """Neither a served agent is ended, nor a peer that has begun to send, nor the youngest."""
     many = FEW // 4 + 8
     with ServingManager() as manager, contextlib.ExitStack() as stack, AgentSocket(manager.address, SECRET) as agent:
         ask(agent, 1)
@@ -110,15 +110,15 @@ def test_those_who_only_begin_are_bounded_too(few_descriptors):
 
 
 def test_a_manager_that_is_busy_does_not_stop_the_thread_of_its_connections():
-    """While nobody asks for the news of connections they pile up; all peers waited for that, and the manager's end."""
+    """Unread events of connections pile up meanwhile. All peers used to wait for them, and so did the manager's end."""
     manager = ManagerSocket(Address(LOOPBACK, 0), SECRET)
     try:
-        with contextlib.suppress(TimeoutError):  # as it was: nobody is accepted any more
+        with contextlib.suppress(TimeoutError):  # as it was before: no connection is accepted any more
             for _ in range(1_200):
                 socket.create_connection((LOOPBACK, manager.address.port), 1.0).close()
         opened(manager.address).close()
     finally:
-        while manager.poll(0.2):  # one that waits for us could not be closed
+        while manager.poll(0.2):  # a thread that waits for this one could not be closed
             manager.receive()
         manager.close()
 
@@ -137,14 +137,14 @@ def test_a_turn_takes_a_portion_of_the_news(monkeypatch):
 
 
 def connected_pair(stack: contextlib.ExitStack, port: int = 0) -> tuple[socket.socket, socket.socket, int]:
-    """What was accepted, its peer, and the port."""
+    """Return the accepted socket, its peer, and the port."""
     server = stack.enter_context(socket.create_server((LOOPBACK, port)))
     peer = stack.enter_context(socket.create_connection(server.getsockname()))
     return stack.enter_context(server.accept()[0]), peer, server.getsockname()[1]
 
 
 def replaced_by(stack: contextlib.ExitStack, descriptor: int, what: str) -> Callable[[], bool]:
-    """Another thing gets the number; what tells whether that is still whole."""
+    """Give the number to another object. Return a function that checks whether that is intact."""
     if what == "file":
         file = os.open(os.devnull, os.O_RDONLY)
         stack.callback(os.close, file)

@@ -1,4 +1,4 @@
-"""A manager without descriptors blames nobody's secret."""
+"""A manager without descriptors blames no peer's secret."""
 
 import socket
 import subprocess
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_descriptors_are_named_and_no_secret_is_blamed() -> None:
-    """Those that gave up before they could be let in are counted when there are descriptors again."""
+    """Peers that gave up before they were accepted are counted when there are descriptors again."""
     assert SECRET.secret is not None
     pipe = subprocess.PIPE
     words = [sys.executable, "-m", "tests.wire.starving_manager", SECRET.secret.decode()]

@@ -1,4 +1,4 @@
-"""Two builds of one wire version understand each other, and two of different ones say so on both sides."""
+"""Two builds of one wire version understand each other, and two of different ones report that on both sides."""
 
 import difflib
 import logging
@@ -76,7 +76,7 @@ def test_an_agent_of_another_version_is_named_and_told(security, caplog: pytest.
 
 
 def test_a_manager_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """Its answer has its version alone; an honest answer later takes the trouble back."""
+    """Its answer has only its version. A later honest answer clears the error."""
     context = zmq.Context()
     router = context.socket(zmq.ROUTER)
     router.linger = 0

@@ -1,9 +1,9 @@
-"""A process takes a rank of a job: it finds or starts the rank's agent, and gets its link and its process groups.
+"""The way of a process to a rank: it finds or starts the rank's agent, and gets its link and its process groups.
 
 Rules:
 
-1. The process is somebody else's. Its environment stays as it is; what the agent says is read and kept.
-2. The first process of a rank of a job that forms begins at once. Any later one waits until the manager wants it, and
+1. The process is somebody else's. Its environment stays as it is; the agent's variables are read and kept.
+2. While a job forms, the first process of a rank starts at once. Any later one waits until the manager requests it. It
    is a newcomer then: its set-up runs alone, until it reaches the first resilient function.
 3. torch may have been imported before, but no process group may have been made.
 """
@@ -34,21 +34,21 @@ from taskd.wire.standbys import Become
 
 logger = logging.getLogger(__name__)
 START_S: Final = 30.0
-"""An agent that has not said anything by then has failed."""
+"""Time after which an agent that has sent nothing has failed, in seconds."""
 _REACH_S: Final = 5.0
-"""The least time for it to begin, or to answer, however soon the caller wants to know."""
+"""The least time for an agent to start or to answer, in seconds, however soon the caller's timeout is."""
 _KILL_S: Final = 1.0
-"""One that has not ended so long after SIGKILL is left behind."""
+"""Time after SIGKILL at which an agent that has not ended is left behind, in seconds."""
 _ERROR_BYTES: Final = 4096
 
 
 @dataclass(frozen=True)
 class Agent:
-    """What a process has that holds a rank.
+    """The data of a process that holds a rank.
 
     Attributes:
         rank, world_size: in the job.
-        joins: whether it comes into a job that lives, in place of a process that was lost.
+        joins: True if it joins a running job, in place of a process that was lost.
     """
 
     rank: int
@@ -57,14 +57,14 @@ class Agent:
 
 
 class Links:
-    """Connects this process to its agent: first by the link that it has, and anew where the script closes that."""
+    """Connections of this process to its agent: first its present link, then a new one if the script closes that."""
 
     def __init__(self, ticket: Ticket, rank: JobRank, first: socket.socket) -> None:
         self._ticket, self._rank = ticket, rank
         self._first: socket.socket | None = first
 
     def __call__(self) -> socket.socket:
-        """Return a connection. Raises `LinkError` if the agent has gone."""
+        """Return a connection. Raise `LinkError` if the agent has gone."""
         link, self._first = self._first, None
         if link is not None:
             return link
@@ -81,8 +81,8 @@ def attach(ticket: Ticket, rank: int, timeout_s: float) -> Agent:
     """Take the rank. A process that has it already keeps it.
 
     Raises:
-        ConfigError: the job has no such rank, or this process another one.
-        LinkError: no agent can be had, or nobody wanted this process for so long.
+        ConfigError: the job has no such rank, or this process holds another one.
+        LinkError: no agent can be had, or the manager has not requested this process within `timeout_s`.
         RebuildError: this process has a process group already.
     """
     global _attached  # noqa: PLW0603 - one rank per process
@@ -101,7 +101,7 @@ def attach(ticket: Ticket, rank: int, timeout_s: float) -> Agent:
 
 
 def _enter(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[dict[str, str], socket.socket]:
-    """The variables of this process, once it is wanted, and its link to the agent."""
+    """Return the variables of this process, once it is wanted, and its link to the agent."""
     while True:
         reach_s = max(until_s, time.monotonic() + _REACH_S)
         link, env = knock(ticket.entrance(rank), reach_s) or _start_side(ticket, rank, reach_s)
@@ -117,7 +117,7 @@ def _enter(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[dict[str, str
 
 
 def _await_rank(link: socket.socket, until_s: float) -> dict[str, str]:
-    """Wait as a standby does; nothing if the agent has gone meanwhile, or time is over."""
+    """Wait as a standby does; return nothing if the agent has gone meanwhile, or time is over."""
     poller = select.poll()
     poller.register(link, select.POLLIN)
     try:
@@ -135,10 +135,10 @@ def _await_rank(link: socket.socket, until_s: float) -> dict[str, str]:
 
 
 def _start_side(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[socket.socket, dict[str, str]]:
-    """Start the rank's agent; the link to it, and its answer.
+    """Start the rank's agent; return the link to it, and its answer.
 
     Raises:
-        LinkError: it cannot serve, or does not begin in time.
+        LinkError: the agent cannot serve, or does not start in time.
     """
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "taskd.adaptors.actors", str(rank), str(theirs.fileno())]
@@ -163,7 +163,7 @@ def _start_side(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[socket.s
     except OSError:
         pass
     own.close()
-    found = knock(ticket.entrance(rank), until_s)  # of an agent that another process has started meanwhile
+    found = knock(ticket.entrance(rank), until_s)  # to an agent that another process has started meanwhile
     if found is None and late:
         raise LinkError(
             f"the agent of rank {rank} has not begun in time, expected it within {START_S:g} s and this call's "
@@ -179,7 +179,7 @@ def _start_side(ticket: Ticket, rank: JobRank, until_s: float) -> tuple[socket.s
 
 
 def _send_ticket(process: "subprocess.Popen[bytes]", ticket: Ticket, until_s: float) -> bool:
-    """Start an agent's own process, by its ticket. False: it does not take that in time, and is killed."""
+    """Send an agent's process its ticket. Return False if it does not read that in time: it is killed."""
     try:
         process.communicate(f"{ticket.to_json()}\n".encode(), timeout=max(0.0, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -193,7 +193,7 @@ def _send_ticket(process: "subprocess.Popen[bytes]", ticket: Ticket, until_s: fl
 
 
 def _install(env: dict[str, str], world_size: int, links: Links) -> Agent:
-    """Make this process the rank's: black box, link, process groups."""
+    """Make this process the rank's: install black box, link and process groups."""
     from taskd.adaptors.seams.parts import IN_RANK, IN_WORKER
     from taskd.adaptors.torchrun.modules import installed_modules
     from taskd.adaptors.training.runtime import install

@@ -1,16 +1,16 @@
-"""Where a process finds the agent of its rank on this machine: a name of the kernel's, gone with the agent.
+"""The place where a process finds its rank's agent on this machine: a name in the kernel, gone with the agent.
 
 Rules:
 
-1. A name is an abstract one: no file is left behind, whatever dies. Nobody can guess it who has no ticket, but each
+1. A name is an abstract one: no file is left behind, whatever dies. Without the ticket nobody can guess it. But each
    user of the machine can read it once it is in use, and take it when the agent has died. So a name proves nothing.
-2. Both ends ask the kernel who is there (SO_PEERCRED), and say nothing to another user.
-3. Both ends then prove, each for a number that the other has drawn, that they hold the job's key for this rank. Neither
-   uses what the other says before that.
-4. A rank has `DOORS` names, which do not follow from one another: where strangers hold the first, the agent is at the
-   next one that is free. A process asks at all of them at once, so that silent strangers cost no more than one does.
-5. An answer is JSON: for the first process of a rank of a job that forms its variables, else nothing. The connection
-   then is the process's link to the agent.
+2. Both ends query the kernel for the other's user (SO_PEERCRED), and send nothing to another user.
+3. Both ends then prove that they hold the job's key for this rank, each for a number that the other has drawn. Neither
+   end uses the other's data before that.
+4. A rank has `DOORS` names, which do not follow from one another. If strangers hold the first ones, the agent is at the
+   next free one. A process tries all of them at once, so many silent strangers cost no more than one.
+5. An answer is JSON. The first process of a rank of a job that forms gets its variables, any other an empty answer. The
+   connection then is the process's link to the agent.
 """
 
 import errno
@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 DOORS: Final = 8
 _MOST_BYTES: Final = 200 << 10
 _PATIENCE_S: Final = 30.0
-"""For the answer of an agent that has proved itself."""
+"""Time limit for the answer of an agent that has proved itself, in seconds."""
 _PROOF_S: Final = 10.0
-"""For its proof: one that has just begun to listen waits for the manager first."""
+"""Time limit for an agent's proof, in seconds: one that has just started to listen waits for the manager first."""
 _QUEUE_S: Final = 1.0
 _LOOK_S: Final = 0.005
 _NONCE_BYTES: Final = 32
@@ -56,13 +56,13 @@ class Entrance:
 
 @dataclass(frozen=True)
 class Visitor:
-    """A process that asks for the rank. Whoever has it closes `link` or hands it on."""
+    """A process that requests the rank. The owner of this object closes `link` or hands it on."""
 
     pid: int
     link: socket.socket
 
     def tell(self, env: Mapping[str, str]) -> bool:
-        """Answer; whether it is still there."""
+        """Send the answer; return whether the process is still there."""
         try:
             self.link.sendall(json.dumps(dict(env)).encode())
         except OSError:
@@ -75,29 +75,29 @@ class Door:
     """The agent's side."""
 
     def __init__(self, entrance: Entrance) -> None:
-        """Listen at the first free name. Raises `LinkError` if another agent of the rank is there, or none is free."""
+        """Listen at the first free name. Raise `LinkError` if another agent of the rank is there, or none is free."""
         self._key = entrance.key
         self._listener = _listen(entrance.names)
         self._poll = select.epoll()
         self._poll.register(self._listener, select.EPOLLIN)
         self._waiting: dict[int, tuple[socket.socket, bytes]] = {}
-        """Who has not proved itself: its connection, and the proof expected of it; b"" before it has spoken."""
+        """Connections without a proof so far, with the proof expected of each; b"" before its first message."""
         self._told = False
 
     def fileno(self) -> int:
-        """Readable when somebody has come, or has said something."""
+        """Return a descriptor that is readable when a process has come, or has sent something."""
         return self._poll.fileno()
 
     def let_in(self) -> list[Visitor]:
-        """Return those that have proved themselves by now. Never waits."""
+        """Return the processes that have proved themselves by now. Never waits."""
         ready, listener = [descriptor for descriptor, _ in self._poll.poll(0)], self._listener.fileno()
         heard = [self._hear(descriptor) for descriptor in ready if descriptor != listener]
-        if listener in ready:  # the last: to let one in, another may be sent away
+        if listener in ready:  # last: to let one in, another may be sent away
             self._accept()
         return [visitor for visitor in heard if visitor is not None]
 
     def close(self) -> None:
-        """Nobody can find this agent any more."""
+        """Stop listening: nobody can find this agent any more."""
         for descriptor in list(self._waiting):
             self._send_away(descriptor)
         self._poll.close()
@@ -144,7 +144,7 @@ class Door:
         return None
 
     def _tell(self, what: str) -> None:
-        """Log the first stranger: whoever is refused may come again and again."""
+        """Log the first stranger only: a refused process may come again and again."""
         if not self._told:
             self._told = True
             logger.error("%s; further ones are not logged", what)
@@ -156,7 +156,7 @@ class Door:
 
 
 def knock(entrance: Entrance, until_s: float = inf) -> tuple[socket.socket, dict[str, str]] | None:
-    """Ask the rank's agent: the link to it, and its answer; None if it is not on this machine, or has just gone.
+    """Connect to the rank's agent; return the link and its answer, None if it is not on this machine or has just gone.
 
     Returns at `until_s` of the monotonic clock at the latest.
     """
@@ -178,7 +178,7 @@ def knock(entrance: Entrance, until_s: float = inf) -> tuple[socket.socket, dict
 
 
 def answer(link: socket.socket, until_s: float = inf) -> dict[str, str] | None:
-    """Receive what the agent answers at a proven link; None if it has gone. Raises `OSError` if it is too late."""
+    """Receive the agent's answer at a proven link; None if the agent has gone. Raise `OSError` if it is too late."""
     link.settimeout(max(0.0, min(_PATIENCE_S, until_s - time.monotonic())))
     frame = link.recv(_MOST_BYTES)
     link.settimeout(None)
@@ -186,7 +186,7 @@ def answer(link: socket.socket, until_s: float = inf) -> dict[str, str] | None:
 
 
 def _ask(names: Sequence[str], until_s: float) -> dict[int, tuple[socket.socket, bytes]]:
-    """Connect to whoever listens at these names: by descriptor, each connection and the number sent along it."""
+    """Connect to the listeners at these names; return by descriptor each connection and the number sent along it."""
     asked: dict[int, tuple[socket.socket, bytes]] = {}
     for name in names:
         link = _connect(name, until_s=until_s)
@@ -204,7 +204,7 @@ def _ask(names: Sequence[str], until_s: float) -> dict[int, tuple[socket.socket,
 
 
 def _proven(asked: Mapping[int, tuple[socket.socket, bytes]], key: bytes, until_s: float) -> Iterator[socket.socket]:
-    """Each connection whose other end has proved that it holds the key, as soon as it has."""
+    """Yield each connection whose other end has proved that it holds the key, as soon as it has."""
     poller, silent = select.poll(), set(asked)
     for descriptor in asked:
         poller.register(descriptor, select.POLLIN)
@@ -222,7 +222,7 @@ def _proven(asked: Mapping[int, tuple[socket.socket, bytes]], key: bytes, until_
 
 
 def _proves_itself(link: socket.socket, own: bytes, key: bytes) -> bool:
-    """Whether the other end holds the key; if it does, it has the proof of this end."""
+    """Return whether the other end holds the key; if it does, this end's proof has been sent to it."""
     try:
         said = link.recv(_NONCE_BYTES + _PROOF_BYTES + 1)
         both = own + said[:_NONCE_BYTES]
@@ -242,7 +242,10 @@ def _proof(key: bytes, of: bytes, numbers: bytes) -> bytes:
 
 
 def _connect(name: str, level: int = logging.WARNING, until_s: float = inf) -> socket.socket | None:
-    """The connection to who listens there; None for nobody, and for another user, whom a line of this level names."""
+    """Return the connection to the listener at a name; None if there is none.
+
+    None also if it is another user's, whom a log line of this level names.
+    """
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         _enter_queue(link, name, until_s)
@@ -258,11 +261,11 @@ def _connect(name: str, level: int = logging.WARNING, until_s: float = inf) -> s
 
 
 def _enter_queue(link: socket.socket, name: str, until_s: float) -> None:
-    """Connect, at once or while an agent empties a full queue. A stranger may let its own fill for ever."""
+    """Connect, at once or while an agent empties a full queue. A stranger may keep its own queue full for ever."""
     link.settimeout(0)
     until_s = min(until_s, time.monotonic() + _QUEUE_S)
     while (error := link.connect_ex(_address(name))) == errno.EAGAIN and time.monotonic() < until_s:
-        time.sleep(_LOOK_S)  # nothing tells when there is room again
+        time.sleep(_LOOK_S)  # nothing signals that there is room again
     if error:
         raise OSError(error, os.strerror(error))
 

@@ -3,7 +3,7 @@
 Rules:
 
 1. The manager has a thread of its own, and so has the store: neither needs the process's main thread.
-2. Where ranks may be on other hosts it listens on all interfaces. The job's secret is made here, at random.
+2. If ranks may be on other hosts, it listens on all interfaces. The job's secret is made here, at random.
 """
 
 import secrets
@@ -23,18 +23,19 @@ _SECRET_BYTES: Final = 32
 
 
 class Office:
-    """Serves one job until it is closed.
+    """Manager and store of one job, until it is closed.
 
     Attributes:
-        ticket: what each rank's process gets, by whatever way it is started.
+        ticket: the data for each rank's process, however it is started.
     """
 
     def __init__(
         self, world_size: int, host: str | None, keys: Mapping[str, object], *, restart_all: bool = True
     ) -> None:
-        """`host` is where the ranks' hosts reach this one; None: all are on this machine.
+        """Start the manager and the store.
 
-        `restart_all`: whether all processes may be ended to start anew, if nothing else is left. If not, the job ends.
+        `host` is this host's address for the ranks' hosts; None: all are on this machine. `restart_all`: True if all
+        processes may be ended to start anew, when nothing else is left. If not, the job ends.
 
         Raises:
             ConfigError: a key is wrong.
@@ -72,10 +73,10 @@ class Office:
 
     @property
     def exit_code(self) -> int:
-        """That of the job, once it has ended; 0 until then."""
+        """Exit code of the job, once it has ended; 0 until then."""
         return self._manager.exit_code
 
     def close(self) -> None:
-        """End the manager. From then on no rank is recovered; those that run go on."""
+        """End the manager. From then on no rank is recovered; running ranks go on."""
         self._manager.stop()
         self._store = None

@@ -6,28 +6,28 @@ from taskd.runtime.agent.standbys import StandbyPool
 
 
 class ActorPool(StandbyPool):
-    """Whoever has asked for the rank is a standby; one may always still come."""
+    """A pool in which each process that has requested the rank is a standby; one may always still come."""
 
     only = True
 
     @property
     def pending(self) -> bool:
-        """Whoever starts this job's processes sends another one."""
+        """Always True: the starter of this job's processes sends another one."""
         return True
 
     @property
     def wait_s(self) -> float:
-        """The manager knows how long to wait."""
+        """Infinite: the manager decides how long to wait."""
         return math.inf
 
     def want(self, count: int) -> None:
-        """None can be made."""
+        """Do nothing: none can be made here."""
 
     def open(self) -> None:
-        """Nothing to start."""
+        """Do nothing: there is nothing to start."""
 
     def hurry(self) -> None:
-        """Nobody to hurry."""
+        """Do nothing: there is nobody to hurry."""
 
     def refill(self, waiting: int = 0) -> None:
-        """Nobody to ask."""
+        """Do nothing: new processes come by themselves."""

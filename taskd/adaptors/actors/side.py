@@ -1,12 +1,12 @@
-"""The process beside a rank's: its agent, which the rank's first process starts, and which outlives that.
+"""The process beside a rank's: its agent, which the rank's first process starts, and which outlives that process.
 
 Rules:
 
-1. It is no child of the rank's process, nor in its session: whoever ends that process with all of its children does not
-   end this one.
+1. It is no child of the rank's process, and is not in its session. So an end of that process with all of its children
+   does not end this one.
 2. It ends when its rank has ended well, when the job has, or when the rank has no process and no manager answers.
-3. It serves one rank, and knows no torch. The store of new worlds is where the manager is.
-4. Whoever has started it holds the other end of a pair of sockets, by which nobody else can come. All others knock.
+3. It serves one rank, and does not import torch. The store of new worlds is where the manager is.
+4. Its starter holds the other end of a pair of sockets, which nobody else can reach. All others come by the door.
 """
 
 import os
@@ -32,7 +32,7 @@ from taskd.wire.kinds import JobRank, NodeRank
 
 READY: Final = "ready"
 _MANAGER_WAIT_S: Final = 3.0
-"""So long the first answer of the manager is awaited. A manager that is lost later is awaited ten times as long."""
+"""Time for the manager's first answer, in seconds. A manager that is lost later has ten times as long."""
 _LOOK_S: Final = 1.0
 
 
@@ -43,7 +43,7 @@ class ActorAgent(NodeAgent):
     listens = False
 
     def admit(self, link: socket.socket) -> None:
-        """A process that has proved itself is at the other end."""
+        """Adopt a link whose other end is a process that has proved itself."""
         if not self._loop.post(lambda: self._server.adopt(link)):
             link.close()  # this agent has ended
 
@@ -52,7 +52,7 @@ class SideAgent:
     """The agent of one rank, and the door by which the rank's processes come."""
 
     def __init__(self, ticket: Ticket, rank: JobRank) -> None:
-        """Raises `LinkError` if the rank has an agent on this machine, or the manager does not answer."""
+        """Start the agent. Raise `LinkError` if the rank has one on this machine, or the manager does not answer."""
         self._ticket, self._rank = ticket, rank
         self._door = Door(ticket.entrance(rank))
         self._over: Leaving | None = None
@@ -81,7 +81,7 @@ class SideAgent:
         self._close()
 
     def receive(self, visitor: Visitor) -> None:
-        """Answer a process: the first one of a job that forms begins as the rank, any other waits to become it."""
+        """Answer a process: the first one of a job that forms starts as the rank, any other waits to become it."""
         begins = self._forms
         variables = self._host.environment(LOCAL) | self._agent.worker_environment(LOCAL) if begins else {}
         if not visitor.tell(variables):
@@ -116,7 +116,7 @@ class SideAgent:
 
 
 class _NoTemplates:
-    """There are no warm processes to start."""
+    """Stand-in for warm processes, of which there are none to start."""
 
     def start(self, env: object) -> int:
         raise NotImplementedError
@@ -140,9 +140,9 @@ def _config(ticket: Ticket) -> AgentConfig:
 
 
 def main(argv: list[str]) -> int:
-    """Arguments: rank, and the descriptor of the socket to whoever has started this process.
+    """Run the agent of a rank. Arguments: the rank, and the descriptor of the socket to this process's starter.
 
-    At it goes `READY` or an error's text; then it is that process's link. The ticket comes by stdin.
+    The socket receives `READY` or an error's text; then it is the starter's link. The ticket comes by stdin.
     """
     rank, link = JobRank(int(argv[0])), socket.socket(fileno=int(argv[1]))
     ticket = Ticket.from_json(sys.stdin.readline())

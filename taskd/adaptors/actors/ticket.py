@@ -1,4 +1,4 @@
-"""What a process needs to know to take a rank of a job: plain data, to be sent to it by whoever starts it."""
+"""The data that a process needs to take a rank of a job: plain data, to be sent to it by its starter."""
 
 import hmac
 import json
@@ -16,9 +16,9 @@ _NAME_CHARS: Final = 24
 
 @dataclass(frozen=True)
 class Ticket:
-    """Where the manager and the store of a job are, and the secret by which its processes know each other.
+    """Addresses of a job's manager and store, and the secret by which its processes recognise each other.
 
-    It can be pickled. Who has it can take part in the job: give it to the job's own processes alone.
+    It can be pickled. A holder of it can take part in the job: give it to the job's own processes alone.
     """
 
     host: str
@@ -34,16 +34,16 @@ class Ticket:
 
     @property
     def manager(self) -> Address:
-        """Where the manager listens."""
+        """Address of the manager."""
         return Address(self.host, self.port)
 
     @property
     def store(self) -> Rendezvous:
-        """Where the ranks of a new world meet."""
+        """Store over which the ranks of a new world meet."""
         return Rendezvous(self.store_host, self.store_port, self.store_key)
 
     def check(self, rank: int) -> JobRank:
-        """This rank, which the job must have. Raises `ConfigError`."""
+        """Return this rank, which the job must have. Raise `ConfigError` if it has not."""
         if not 0 <= rank < self.world_size:
             raise ConfigError(
                 f"found rank {rank}, expected one from 0 to {self.world_size - 1}: the manager was started for "
@@ -52,22 +52,22 @@ class Ticket:
         return JobRank(rank)
 
     def entrance(self, rank: int) -> Entrance:
-        """How a process finds the agent of this rank on its host, and how both know each other."""
+        """Return the names by which a process finds this rank's agent on its host, and the key of both."""
         names = [self._derived(f"name {number}", rank).hex()[:_NAME_CHARS] for number in range(DOORS)]
         return Entrance(tuple(names), self._derived("key", rank))
 
     def _derived(self, purpose: str, rank: int) -> bytes:
-        """Nobody can guess it who has no ticket, nor find one by another."""
+        """Return bytes that nobody can guess without the ticket, and that do not follow from one another."""
         text = f"taskd actors, {purpose}, rank {rank}, job {self.job_id}"
         return hmac.digest(self.secret.encode(), text.encode(), "sha256")
 
     def to_json(self) -> str:
-        """As text, for a process that is started."""
+        """Return it as text, for a process that is started."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Ticket":
-        """The inverse of `to_json`. Raises `ConfigError`."""
+        """Return the ticket of a text made by `to_json`. Raise `ConfigError` if the text cannot be read."""
         try:
             given = json.loads(text)
             return cls(**{one.name: given[one.name] for one in fields(cls)})

@@ -1,6 +1,6 @@
-"""`batch_isend_irecv` puts sends and receives together only in a group of torch's own class, which a handle is not.
+"""`batch_isend_irecv` batches sends and receives only in a group of torch's own class, which a handle is not.
 
-Without that NCCL would do them one after the other, and two ranks that each send first would wait for one another.
+Without this module NCCL would do them one after the other, and two ranks that both send first would deadlock.
 (Never run on a device by this project's tests.)
 """
 
@@ -15,7 +15,7 @@ from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
 
 
 def send_batches_to_inner() -> None:
-    """Give torch the inner groups for as long as such a call takes. Later calls of this change nothing."""
+    """Give torch the inner groups during each `batch_isend_irecv`. Later calls of this function change nothing."""
     torchs: Callable[..., Any] = c10d.batch_isend_irecv
     if original_of(torchs) is not None:
         return

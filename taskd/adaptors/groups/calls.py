@@ -1,4 +1,4 @@
-"""What is remembered of each group that the script made, and how two ranks see that they remember the same."""
+"""The record of each group that the script made, and the check that two ranks have the same record."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -31,12 +31,12 @@ class GroupCall:
     device: Any
     desc: str | None
     more: dict[str, Any] = field(default_factory=dict)
-    """What newer versions of torch take beside these; handed on as it is."""
+    """Arguments that newer versions of torch take besides these; passed on unchanged."""
     handle: GroupHandle | None = field(default=None, repr=False)  # None for non-members
 
     @property
     def is_default(self) -> bool:
-        """Tell whether this is the group of all ranks that `init_process_group` makes."""
+        """Return whether this is the group of all ranks that `init_process_group` makes."""
         return not self.ranks
 
 
@@ -46,10 +46,10 @@ def fingerprint(call: GroupCall) -> int:
 
 
 def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
-    """Which groups, of those with `names`, cannot be made again, "" if all can."""
+    """Return, among the groups with these `names`, the ones that cannot be made again, in words; "" if all can."""
     for call in calls:
         asked = {name: value for name, value in call.more.items() if value}
-        if asked:  # enable_reconfigure, say: such a group has no peers until the script forms it
+        if asked:  # for example `enable_reconfigure`: such a group has no peers until the script forms it
             return f"the group {call.name} was made with {asked}, which only the script can do again"
     known = {call.name for call in calls}
     strange = [name for name in names if name not in known]
@@ -60,13 +60,15 @@ def strangers(calls: list[GroupCall], names: Iterable[str]) -> str:
 
 
 def compare(calls: list[GroupCall], section: int, members: Members, more: Sequence[int] = ()) -> list[list[int]]:
-    """Check over the new default group that the members of each group have made it alike; this is its first use.
+    """Check over the new default group that the members of each group have made it alike.
 
-    Groups of whose ranks this is none are not compared: with `use_local_synchronization` only their members know them.
-    `more` are numbers that travel with it, as many on each rank: return those of every rank.
+    This is the first use of the new default group. Groups without this rank are not compared: with
+    `use_local_synchronization` only their members have a record of them. `more` are numbers that travel with the check,
+    equally many on each rank. Returns those of every rank.
 
     Raises:
-        RefusedError: they have not, or are in another of the script's resilient functions than `section`.
+        RefusedError: the members' records differ, or a rank is in another resilient function of the script than
+            `section`.
     """
     table = gather([number_of([section, *map(fingerprint, calls)]), *more])
     theirs = [row[1:] for row in table]
@@ -81,7 +83,7 @@ def compare(calls: list[GroupCall], section: int, members: Members, more: Sequen
     for call, mine in zip(own[1:], prints[1:], strict=True):
         different.update(rank for rank in members.present(call.ranks) if mine not in rows[rank][1:])
     worst = torch.tensor([max(different, default=-1)], device=device)
-    dist.all_reduce(worst, dist.ReduceOp.MAX)  # what members of a group find, the others do not know
+    dist.all_reduce(worst, dist.ReduceOp.MAX)  # only a group's members find its differences
     if int(worst) >= 0:
         raise RefusedError(
             f"ranks {sorted(different or [int(worst)])} made other process groups than their peers, or are in another "

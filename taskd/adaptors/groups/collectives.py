@@ -1,9 +1,9 @@
-"""The functions of torch.distributed whose results a script uses: by which arguments they give them.
+"""The functions of torch.distributed whose results a script uses, and the arguments that hold these results.
 
-They are wrapped, outermost call only: torch itself makes one of another (`all_gather_object` of `all_gather`).
+They are wrapped, outermost call only: torch itself builds some on others (`all_gather_object` on `all_gather`).
 
-`torch.compile` knows them by identity: what was imported meanwhile has listed the wrapped ones, and is told of torch's
-own when these are put back.
+`torch.compile` recognises them by identity. A table that was made meanwhile lists the wrapped functions. So torch's own
+are added to it when they are put back.
 """
 
 import inspect
@@ -41,21 +41,21 @@ RESULTS: Final = {
     "scatter_object_list": "scatter_object_output_list",
 }
 POINT_TO_POINT: Final = ("send", "recv", "batch_isend_irecv", "send_object_list", "recv_object_list")
-"""Not `isend` and `irecv`, by whose identity torch knows them."""
+"""Calls between two ranks, without `isend` and `irecv`: torch recognises these by their identity."""
 _OF_PARTS: Final = "torch.distributed.tensor."
-"""What this makes are DTensors. It has torch's own functions if it was imported before, so it never gets others."""
+"""Module prefix of DTensors. If it was imported before, it has torch's own functions, so it never gets wrapped ones."""
 _THROUGH: Final = ("torch.", "contextlib", "functools")
 _libraries: dict[str, str] = {}
-"""A trainer's package, and its module through which it communicates, for those whose own calls are left alone."""
+"""Package of each trainer whose own calls are left alone, and the module through which it communicates."""
 
 
 def leave_alone(package: str, through: str) -> None:
-    """What this package communicates for itself, by its module `through`, is no result that a script uses."""
+    """Exclude what a package communicates for itself, by its module `through`: no script uses these results."""
     _libraries[package + "."] = through + "."
 
 
 def _is_librarys(frame: FrameType | None) -> bool:
-    """Whether a package that is left alone has called its own module of communication, which calls torch."""
+    """Return whether an excluded package has called its own module of communication, which calls torch."""
     for package, through in _libraries.items():
         frame = _above(frame, _THROUGH)
         if frame is not None and _module(frame).startswith(through):
@@ -83,16 +83,16 @@ class Call:
 
     @property
     def result(self) -> Any:
-        """What it fills: a tensor, or a list of tensors or of objects; None for who receives nothing."""
+        """Argument that the call fills: a tensor, or a list of tensors or of objects; None if nothing is received."""
         return self.arguments.get(RESULTS.get(self.name, ""))
 
     @property
     def later(self) -> bool:
-        """Whether the result is there only when somebody has waited for it."""
+        """True if the result is there only after a wait."""
         return bool(self.arguments.get("async_op"))
 
     def signature(self) -> tuple[object, ...]:
-        """What is the same in every process of a rank that runs the same set-up."""
+        """Return the facts of the call that are the same in every process of a rank that runs the same set-up."""
         ends = tuple(self.arguments.get(name) for name in ("src", "dst", "group_src", "group_dst"))
         group = getattr(self.arguments.get("group"), "group_name", None)
         return (self.name, _shape(self.result), ends, None if group is None else str(group))
@@ -107,13 +107,13 @@ def _shape(value: Any) -> object:
 
 
 _signature = cache(inspect.signature)
-"""Asked at a call: a newcomer's start has no time for those of all functions."""
+"""Signature of one function, computed at its first call: a newcomer's start has no time for all of them."""
 Handler = Callable[[Call], Steps]
-"""Given a call, has it made, and returns what the script gets."""
+"""Generator that receives a call, has it made, and returns the script's result."""
 
 
 class Wrapped:
-    """torch's functions while they are wrapped. A name that a script has bound meanwhile goes straight on later."""
+    """torch's functions while they are wrapped. A name that a script has bound meanwhile later calls torch directly."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler: Handler | None = handler
@@ -153,7 +153,7 @@ class Wrapped:
             librarys = _is_librarys(frame)
             try:
                 given = {} if librarys else _signature(original).bind(*args, **options).arguments
-            except TypeError:  # torch says it better
+            except TypeError:  # torch's own error is clearer
                 return (yield ORIGINAL)
             self._inside = True
             try:

@@ -1,4 +1,4 @@
-"""Numbers of every rank, by which ranks see whether they have the same."""
+"""Exchange of numbers between all ranks, by which they check that they have the same."""
 
 import hashlib
 from typing import Any
@@ -18,5 +18,5 @@ def gather(mine: list[Any], group: dist.ProcessGroup | None = None) -> list[Any]
 
 
 def number_of(thing: list[Any]) -> int:
-    """A positive 63-bit number for a list of numbers or words."""
+    """Return a positive 63-bit number for a list of numbers or words."""
     return int.from_bytes(hashlib.blake2b(repr(thing).encode(), digest_size=8).digest(), "big") >> 1

@@ -1,12 +1,12 @@
-"""`GroupHandle`: what `init_process_group` and `new_group` hand out, so that what holds it survives a rebuild.
+"""`GroupHandle`: the object that `init_process_group` and `new_group` hand out. References to it survive a rebuild.
 
 Rules:
 
 1. A handle never communicates. Each call goes to the inner group, which `swap` replaces in each generation.
-2. Functional collectives find groups by name in the C++ registry, where the *inner* group stands: they pay nothing for
-   the handle. The handle is what Python code holds, and what a device mesh finds by name (`named`).
-3. Both stand in torch's tables, since `torch.distributed` functions look up whichever they were given. By a tag the
-   handle is found.
+2. Functional collectives find groups by name in the C++ registry, where the *inner* group is entered. So they pay
+   nothing for the handle. Python code holds the handle, and a device mesh finds it by name (`named`).
+3. Both are in torch's tables, since `torch.distributed` functions look up whichever they were given. A search by tag
+   finds the handle.
 """
 
 from datetime import timedelta
@@ -38,7 +38,7 @@ class GroupHandle(dist.ProcessGroup):
         self.swap(inner)
 
     def inner(self) -> dist.ProcessGroup:
-        """Return the group of this generation; RuntimeError between two generations."""
+        """Return the group of this generation; raise RuntimeError between two generations."""
         if self._inner is None:
             raise RuntimeError(
                 f"process group {self._name!r} is between two generations: it was used while its world is being "
@@ -52,32 +52,35 @@ class GroupHandle(dist.ProcessGroup):
         return self._inner
 
     def swap(self, inner: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-        """Put `inner` in place of the present group and return that one, for the caller to dispose of."""
+        """Put `inner` in place of the present group and return the old one, for the caller to dispose of."""
         old, self._inner = self._inner, inner
         if old is not None:
             strike(self, by_name=False)
         if inner is not None:
-            if self._bound is not None:  # by the script itself
+            if self._bound is not None:  # set by the script itself
                 inner.bound_device_id = self._bound
             enter_beside(self, inner)
         return old
 
     def shutdown(self) -> None:
-        """Shut the inner group down and strike it from torch's tables (torch strikes out the handle itself)."""
+        """Shut the inner group down and remove it from torch's tables (torch removes the handle itself)."""
         inner, self._inner = self._inner, None
         if inner is not None and inner in c10d._world.pg_map:
             inner.shutdown()
             strike(inner)
 
     def abort(self) -> None:
-        """Abort the inner group and strike it from torch's tables."""
+        """Abort the inner group and remove it from torch's tables."""
         inner, self._inner = self._inner, None
         if inner is not None and inner in c10d._world.pg_map:
             inner.abort()
             strike(inner)
 
     def lives(self) -> bool:
-        """Whether the script has not destroyed it. If it has, the inner group goes too: torch 2.6 does not say so."""
+        """Return whether the script has not destroyed the group.
+
+        If the script has destroyed it, the inner group is removed here: torch 2.6 does not report the destruction.
+        """
         if self in c10d._world.pg_map:
             return True
         inner, self._inner = self._inner, None
@@ -85,22 +88,22 @@ class GroupHandle(dist.ProcessGroup):
             strike(inner)
         return False
 
-    # torch reads the name of a C++ group from its backends, and a handle has none: hence these two.
+    # torch reads the name of a C++ group from its backends, and a handle has no backends: hence these two.
 
     @property
     def group_name(self) -> Any:  # a NewType of str in some versions
-        """Return the name that the group has in every generation."""
+        """Name of the group, the same in every generation."""
         return self._name
 
     @property
     def group_desc(self) -> str:
-        """Return the description given when the group was made."""
+        """Description given when the group was made."""
         return self._desc
 
-    # C++ (DDP's reducer divides by the size) asks under these names, which torch's Python does not have.
+    # C++ calls these names, which torch's Python does not have (DDP's reducer divides by the size).
 
     def getRank(self) -> int:  # noqa: N802
-        """Return this rank's place among those members of the group that are present."""
+        """Return this rank's place among the present members of the group."""
         return self.inner().rank()
 
     def getSize(self) -> int:  # noqa: N802
@@ -113,7 +116,7 @@ class GroupHandle(dist.ProcessGroup):
 
     @property
     def bound_device_id(self) -> Any:
-        """Return the device that the inner group is bound to, or None."""
+        """Device that the inner group is bound to, or None."""
         return self.inner().bound_device_id
 
     @bound_device_id.setter
@@ -129,7 +132,7 @@ _meshes_ask: list[bool] = []
 
 
 def meshes_ask() -> bool:
-    """Whether a device mesh has ever looked for a group: else there is none that matters."""
+    """Return whether a device mesh has ever searched for a group; if not, no mesh matters."""
     return bool(_meshes_ask)
 
 

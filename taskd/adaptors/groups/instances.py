@@ -1,12 +1,12 @@
-"""The living objects of some kinds in this process, whoever holds them, and kinds that may not be there.
+"""The living objects of some kinds in this process, whoever holds them, and kinds that may be missing.
 
 Rules:
 
 1. Nothing here depends on the size of the user's heap: each object of a known kind is recorded weakly as it is made.
-2. `__new__` records it. So a copy and an unpickled object are recorded too, and no frame of taskd stands around a
-   constructor: its warnings keep their line.
+2. `__new__` records it. So a copy and an unpickled object are recorded too. No frame of taskd stands around a
+   constructor, so its warnings keep their line.
 3. A kind is watched from the end of its module's first import on. No module is imported for it.
-4. A process without taskd watches nothing. There the objects are searched for, once, as the training begins.
+4. A process without taskd watches nothing. There a search finds the objects, once, as the training starts.
 """
 
 import functools
@@ -33,10 +33,10 @@ WATCHED: Final = (
     ("torch.distributed.algorithms.model_averaging.averagers", "ModelAverager"),
     ("deepspeed.runtime.engine", "DeepSpeedEngine"),
 )
-"""Module and class of each kind that `instances` may be asked for."""
+"""Module and class of each kind that `instances` may be called with."""
 
 _made: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
-"""By their numbers: an object may have no hash before its constructor has run."""
+"""Objects by number: an object may have no hash before its constructor has run."""
 _numbers = itertools.count()
 _watching = False
 
@@ -61,13 +61,16 @@ def instances(*kinds: type) -> list[Any]:
 
 
 def imported(module: str, name: str) -> type | None:
-    """Return that class of a module, if anybody has imported it: nothing is imported to recognise an object."""
+    """Return the class `name` of a module, None unless the module is imported already.
+
+    Nothing is imported to recognise an object.
+    """
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) else None
 
 
 def _record(name: str, module: ModuleType) -> None:
-    """Have the class of this name record what is made of it."""
+    """Make the class of this name record each of its new objects."""
     kind: Any = getattr(module, name, None)
     if not isinstance(kind, type):
         return

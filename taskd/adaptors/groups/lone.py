@@ -1,13 +1,14 @@
-"""`LoneGroup`: a group of true rank and size with nobody at the other end, for a newcomer that runs the user's set-up.
+"""`LoneGroup`: a group of true rank and size without peers, for a newcomer that runs the user's set-up.
 
-What each call does: `all_reduce` leaves the tensor; `all_gather` and `reduce_scatter` copy the own contribution;
-`broadcast`, `recv` and `scatter` from another rank leave the tensor; barriers return at once. The values are not those
-of a real world. They do not matter: the state that counts comes from a donor before the newcomer trains.
+The calls: `all_reduce` leaves the tensor. `all_gather` and `reduce_scatter` copy the own contribution. `broadcast`,
+`recv` and `scatter` from another rank leave the tensor. Barriers return at once. The values are not those of a real
+world. They do not matter: a donor sends the state that counts before the newcomer trains.
 
-torch's C++ fake backend does nearly all of it. Its work objects carry no result, which DDP's reducer asks for, so
+torch's C++ fake backend does nearly all of it. Its work objects carry no result, which DDP's reducer requires, so
 `allreduce` is answered here.
 
-When the process has joined the real world, its lone groups refuse every call: who still holds one would compute alone.
+When the process has joined the real world, its lone groups refuse every call: code that still holds one would compute
+alone.
 """
 
 import inspect
@@ -36,19 +37,19 @@ _LATER_NAMES = {
     "allgather_into_tensor_coalesced": "all_gather_single_coalesced",
     "reduce_scatter_tensor_coalesced": "reduce_scatter_single_coalesced",
 }
-"""Where torch has the later name, from 2.13 on, it calls that one for the former too, and would go to and fro."""
+"""Later names of calls. A torch that has one (2.13 on) calls it for the former name too: both would recurse."""
 _OBJECT_RECEIVERS = ("broadcast_object_list", "scatter_object_list", "recv_object_list")
 
 
 @dataclass
 class Pretence:
-    """What a newcomer is told of the world until it is in it, and whether it is by now."""
+    """A newcomer's view of the world until it is in it; `over` once it is."""
 
     rank: int
     world_size: int
     over: bool = False
     replays: bool = False
-    """What collectives give is known from the first start: messages between two ranks are not among that."""
+    """True if results of collectives are known from the first start. Messages between two ranks are not among them."""
 
 
 class LoneGroup(dist.ProcessGroup):
@@ -76,7 +77,7 @@ class LoneGroup(dist.ProcessGroup):
         self.refuse_if_over("monitored_barrier")
 
     def split_group(self, ranks: Sequence[int], **options: Any) -> "LoneGroup | None":  # type: ignore[override]
-        """Return a lone group of these of its ranks, None if this is none of them."""
+        """Return a lone group of these of its ranks, None if its own rank is none of them."""
         if self.rank() not in ranks:
             return None
         part = LoneGroup(sorted(ranks).index(self.rank()), len(ranks), self._devices, self._pretence)
@@ -85,15 +86,15 @@ class LoneGroup(dist.ProcessGroup):
         return part
 
     def get_group_store(self) -> Store:
-        """Return a store that nobody else sees."""
+        """Return a store that nobody else uses."""
         return HashStore()
 
     def _get_backend(self, device: torch.device) -> Any:
-        """Return torch's fake one; `split_group` is shown that it may split."""
+        """Return torch's fake backend; during `split_group`, one that may split."""
         return _Splitting() if _splitting else super()._get_backend(device)
 
     def refuse_if_over(self, call: str) -> None:
-        """Refuse to compute alone in a world that has others."""
+        """Raise RuntimeError rather than compute alone in a world that has others."""
         if self._pretence.replays and call in ("send", "recv", "recv_anysource"):
             raise RuntimeError(f"{call} in the set-up: a new process has nobody at the other end yet")
         if self._pretence.over:
@@ -105,7 +106,7 @@ class LoneGroup(dist.ProcessGroup):
 
 
 class _Splitting:
-    """What torch's `split_group` asks of a backend."""
+    """The backend attributes that torch's `split_group` reads."""
 
     supports_splitting, options = True, None
 
@@ -118,7 +119,7 @@ _splitting: list[bool] = []
 
 @contextmanager
 def splitting() -> Iterator[None]:
-    """Lone groups say that they can be split."""
+    """Let lone groups claim inside this context that they can be split."""
     _splitting.append(True)
     try:
         yield
@@ -132,13 +133,13 @@ def _refusing(name: str) -> Callable[..., Any]:
         return getattr(super(LoneGroup, self), name)(*args, **options)
 
     method.__name__ = name
-    method.__code__ = method.__code__.replace(co_name=name)  # by this pybind11 sees that the base class is meant
+    method.__code__ = method.__code__.replace(co_name=name)  # by this pybind11 detects that the base class is meant
     method.__doc__ = f"`ProcessGroup.{name}` of one who is alone."
     return method
 
 
 def communicating() -> list[str]:
-    """The methods of the installed torch's `ProcessGroup` by which ranks communicate, for a subclass to define."""
+    """Return the names of the installed torch's `ProcessGroup` methods by which ranks communicate, for a subclass."""
     return [
         name
         for name in dir(dist.ProcessGroup)
@@ -153,7 +154,7 @@ leave_methods_uncompiled(LoneGroup)
 
 
 def finished(tensors: Any) -> dist.Work:
-    """Return a work that is done and has the result `tensors`, as C++ callers ask for it."""
+    """Return a work that is done and has the result `tensors`, in the form that C++ callers require."""
     result = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(result)
@@ -175,7 +176,7 @@ def make(call: GroupCall, rank: int, pretence: Pretence) -> LoneGroup:
 def build(
     call: GroupCall, ranks: list[WorldRank], pretence: Pretence, group_rank: int | None, store: Store
 ) -> tuple[Any, Any]:
-    """Stand in for torch's helper in a newcomer: a `LoneGroup`, entered in the tables as torch would."""
+    """Stand in for torch's helper in a newcomer: make a `LoneGroup` and enter it in the tables as torch would."""
     if not call.is_default and pretence.rank not in ranks:
         return c10d.GroupMember.NON_GROUP_MEMBER, None
     if call.tag not in (None, ""):
@@ -190,10 +191,10 @@ def build(
 
 
 class ObjectCollectives:
-    """Keeps receivers of objects from unpickling a message that never came: alone, they leave the list as it is.
+    """Replacements for torch's receivers of objects, which unpickle a message: alone, they leave the list as it is.
 
-    The names are replaced in `torch.distributed` and `torch.distributed.distributed_c10d`. A module that had imported
-    one of them by name before keeps torch's own.
+    In a newcomer that message never came. The names are replaced in `torch.distributed` and
+    `torch.distributed.distributed_c10d`. A module that had imported one of them by name before keeps torch's own.
     """
 
     def __init__(self, is_lone: Callable[[Any], bool]) -> None:

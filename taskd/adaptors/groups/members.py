@@ -1,12 +1,12 @@
-"""Which of the job's ranks make up one world, and in which order.
+"""The ranks of the job that make up one world, and their order.
 
 Rules:
 
-1. A process keeps its rank of the job (its slot). In a world of fewer members it has another rank: the place of its
+1. A process keeps its rank of the job (its slot). In a world of fewer members its rank differs: it is the place of its
    slot among the members.
-2. What outlives a world (a group that the script has made) is remembered in ranks of the job.
-3. A device mesh keeps the ranks that it was made with, and sub-meshes cut from them, in tensors of its own. It is right
-   in a world where all of its ranks have the same number as before, and in one of whole rows (`rows`).
+2. Groups that the script has made outlive a world. They are recorded in ranks of the job.
+3. A device mesh keeps the ranks that it was made with, and the sub-meshes cut from them, in tensors of its own. It
+   stays right in a world where all of its ranks keep their numbers, and in one of whole rows (`rows`).
 """
 
 import sys
@@ -30,12 +30,12 @@ class Members:
 
     @classmethod
     def first(cls, size: int) -> "Members":
-        """Those of a world in which nobody is absent."""
+        """Return the members of a world in which nobody is absent."""
         return cls(tuple(map(JobRank, range(size))))
 
     @classmethod
     def of(cls, plan: WorldPlan) -> "Members":
-        """Those of the plan's world. Raises `RebuildError` if it contradicts itself."""
+        """Return the members of the plan's world. Raise `RebuildError` if the plan contradicts itself."""
         members = cls(plan.ranks)
         if len(members.slots) != plan.world_size or len(set(members.slots)) != plan.world_size:
             raise RebuildError(
@@ -45,7 +45,7 @@ class Members:
         return members
 
     def rank_of(self, slot: JobRank) -> WorldRank:
-        """The rank in this world of the job's rank `slot`. Raises `RebuildError` if that is absent."""
+        """Return the rank in this world of the job's rank `slot`. Raise `RebuildError` if that is absent."""
         if slot not in self.slots:
             raise RebuildError(
                 f"rank {slot} of the job is not in the new world of {self.slots}; it waits for one that has it"
@@ -53,15 +53,17 @@ class Members:
         return WorldRank(self.slots.index(slot))
 
     def present(self, slots: tuple[JobRank, ...]) -> tuple[WorldRank, ...]:
-        """The ranks in this world of those of `slots` that are in it, in their order."""
+        """Return the ranks in this world of the present ones among `slots`, in the order of `slots`."""
         return tuple(WorldRank(self.slots.index(slot)) for slot in slots if slot in self.slots)
 
 
 def refuse_meshes(members: Members, rows: MeshRows | None, slot: JobRank) -> None:
     """Check that every device mesh of this process is right in a world of these members; `slot` is its own rank.
 
+    In a world of whole rows, `get_rank` of meshes returns the job's rank from now on.
+
     Raises:
-        RebuildError: one is not.
+        RebuildError: a mesh is not right.
     """
     module: Any = sys.modules.get("torch.distributed.device_mesh")
     if module is None:
@@ -83,7 +85,7 @@ def refuse_meshes(members: Members, rows: MeshRows | None, slot: JobRank) -> Non
 
 
 def _number_in_meshes(in_group: Callable[..., int], slot: JobRank) -> Any:
-    """`get_rank` as meshes call it: where they mean the world, their numbers are those of the job, and so is this."""
+    """Make meshes' `get_rank` return `slot` for the world: their numbers for the world are the job's ranks."""
 
     def get_rank(group: Any = None) -> Steps:
         return slot if group is None else (yield ORIGINAL)

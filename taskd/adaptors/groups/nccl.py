@@ -1,15 +1,15 @@
-"""Groups of NCCL: what a recovery in place needs of them, beside what groups of gloo need.
+"""Groups of NCCL: the needs of a recovery in place beyond those of gloo's groups.
 
 Rules:
 
-1. A kernel of NCCL that waits for a lost peer waits without end, and whoever waits for the device waits with it.
-   `abort` ends such kernels. It raises nowhere, and what they leave behind is no result.
-2. So whoever changes the training state by such results asks `Verified` first: it waits for the device, and leaves the
-   training function if its groups were broken meanwhile. torchft waits in each step for the same reason.
-3. torch's watchdog ends the process when it hears of a lost peer, be the process as healthy as it may. In a process
-   whose script uses taskd it does not (`spare`). Others keep what torchrun gives them.
-4. What the watchdog of an older world has left in the store would end the processes of the next one minutes later,
-   be they all new: `forget_alarm`, before the default group is formed.
+1. An NCCL kernel that waits for a lost peer waits without end, and everything that waits for the device waits with it.
+   `abort` ends such kernels. It raises nowhere, and the results of these kernels are invalid.
+2. So code that changes the training state by such results calls `Verified` first. It waits for the device, and leaves
+   the training function if its groups were broken meanwhile. torchft waits in each step for the same reason.
+3. torch's watchdog ends a healthy process too when a peer is lost. It does not in a process whose script uses taskd
+   (`spare`). Other processes keep torchrun's setting.
+4. The watchdog of an older world leaves a key in the store that would end even new processes minutes later.
+   `forget_alarm` deletes it before the default group is formed.
 """
 
 import logging
@@ -39,13 +39,13 @@ _TRAINERS: Final = tuple(
 
 
 def spare() -> None:
-    """Groups of NCCL that are made from now on let this process live when a peer is lost, if its script uses taskd."""
+    """Let this process survive a lost peer of NCCL groups made from now on, if its script uses taskd."""
     if _uses_taskd():
         leave_alone_at_nccl_errors()
 
 
 def forget_alarm(store: Store) -> None:
-    """Take out of a job's store by what the watchdogs of NCCL's groups call each other to dump, and to end."""
+    """Delete the alarm key from a job's store: by it the watchdogs of NCCL's groups make each other dump and end."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if c10d.is_nccl_available():
@@ -62,7 +62,7 @@ def backends(groups: Iterable[Any]) -> list[Any]:
 
 
 def abort(groups: Iterable[Any]) -> int:
-    """Have the kernels of these groups end, from threads: one may wait for another's. Return how many groups it is."""
+    """End the kernels of these groups, from threads: one may wait for another's. Return how many groups there are."""
     found = backends(groups)
     for backend in found:
         HiddenThread(partial(_abort, backend), "taskd-abort")
@@ -70,11 +70,11 @@ def abort(groups: Iterable[Any]) -> int:
 
 
 class Verified:
-    """Holds a training to what its device has really done.
+    """The check that a training uses only results that its device has really computed.
 
     Args:
-        groups: the present process groups.
-        leave: raises what the training function is left by, if its groups are broken.
+        groups: returns the present process groups.
+        leave: raises the exception that leaves the training function, if its groups are broken.
     """
 
     def __init__(self, groups: Callable[[], Iterable[Any]], leave: Callable[[], None]) -> None:
@@ -84,26 +84,26 @@ class Verified:
         self._hook: Any = None
 
     def begin(self) -> bool:
-        """Ask before each optimizer's step from now on, if there are groups of NCCL; whether there are."""
+        """Check before each optimizer's step from now on, if there are groups of NCCL; return whether there are."""
         if self._hook is None and backends(self._groups()):
             self._hook = register_optimizer_step_pre_hook(lambda *_: self.look())
         return self._hook is not None
 
     def end(self) -> None:
-        """Ask no more."""
+        """Stop the checks."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     def look(self) -> None:
-        """Wait until all has come that this step has asked its peers for. Raises what `leave` does."""
+        """Wait until all data has arrived that this step has requested from its peers. Raises what `leave` raises."""
         sent = self._numbers()
         torch.cuda.current_stream().synchronize()
         self._sent = sent
         self._leave()
 
     def look_again(self) -> None:
-        """The same, if something was asked for since."""
+        """Wait as `look` does, if something was requested since."""
         if self._numbers() != self._sent:
             self.look()
 
@@ -114,19 +114,19 @@ class Verified:
 def _backend(group: Any) -> Any:
     try:
         return group._get_backend(torch.device("cuda"))
-    except RuntimeError:  # it has none for that device
+    except RuntimeError:  # it has no backend for that device
         return None
 
 
 def _abort(backend: Any) -> None:
     try:
         backend.abort()
-    except RuntimeError as error:  # later than its own timeout: it goes on
+    except RuntimeError as error:  # slower than its own timeout: it goes on
         _log.warning("a group of NCCL has not ended yet: %s", error)
 
 
 def _uses_taskd() -> bool:
-    """Whether the script has imported of taskd what keeps its training function going."""
+    """Return whether the script has imported the part of taskd that keeps its training function going."""
     taskd = sys.modules.get("taskd")
     if taskd is None or _OURS not in getattr(taskd, "__path__", ()):  # the user may have a folder of this name
         return False
@@ -139,6 +139,6 @@ def _uses_taskd() -> bool:
 
 
 def _names(module: object) -> dict[str, object]:
-    """What a module has, without asking it: one that is loaded lazily would be loaded."""
+    """Return a module's names without `getattr`: a lazily loaded module would be loaded."""
     names: dict[str, object] = object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
     return names

@@ -1,14 +1,14 @@
-"""Which ranks of a job with a device mesh make up one whole replica of the state (a *row*), and work at which data.
+"""The ranks of a job with a device mesh that make up one whole replica of the state (a *row*), and each rank's data.
 
 Rules:
 
-1. A row is what may be left out: the ranks that differ in no dimension along which everything is replicated. A world of
-   whole rows is sound although its meshes keep their numbers: each group along a dimension that cuts something has all
-   of its ranks, and of the others those that are present.
-2. The layout is read from one mesh that covers the job and of which all meshes that matter are slices. Where there is
-   none, nothing is said but why.
+1. A row is the unit that may be left out: the ranks that differ in no dimension along which everything is replicated. A
+   world of whole rows is sound although its meshes keep their numbers. Each group along a dimension that cuts something
+   has all of its ranks. Every other group has its present ranks.
+2. The layout is read from one mesh that covers the job and of which all meshes that matter are slices. If there is
+   none, only the reason is reported.
 3. Ranks that differ along a dimension that cuts the model (tensor parallel, stages) have the same share of the global
-   batch; all others have one of their own. Where the model is not cut, a rank's share has its own number.
+   batch. All others have a share of their own. Where the model is not cut, a rank's share has the rank's number.
 """
 
 import sys
@@ -24,14 +24,14 @@ from taskd.wire.state import MeshRow
 
 
 class Sharded(NamedTuple):
-    """What is cut along dimensions of a mesh."""
+    """A tensor or stage that is cut along dimensions of a mesh."""
 
     mesh: Any
     """`None` for a stage of a pipeline."""
     cut: frozenset[str]
-    """The names of the dimensions along which it is, and that are longer than 1."""
+    """Names of the dimensions along which it is cut and that are longer than 1."""
     group: Any = None
-    """Of a stage: the group of all stages."""
+    """Group of all stages, for a stage."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class MeshRows:
 
     @property
     def size(self) -> int:
-        """Ranks of one row."""
+        """Number of ranks in one row."""
         return prod(self.sizes[at] for at in self.cut)
 
     def row(self, rank: int) -> MeshRow:
-        """The row of a rank, as it is reported."""
+        """Return the row of a rank, as it is reported."""
         at = self._coordinates(self.ranks.index(rank))
         name = ",".join(f"{self.names[one]}={at[one]}" for one in self._whole)
         return MeshRow(name=name or "all", size=self.size)
 
     def are_whole(self, present: Collection[int]) -> bool:
-        """Whether these ranks are whole rows."""
+        """Return whether these ranks are whole rows."""
         known: dict[int, int] = {}
         for rank, row in self._rows().items():
             if rank in present:
@@ -72,9 +72,10 @@ class MeshRows:
         return all(count == self.size for count in known.values()) and sum(known.values()) == len(present)
 
     def shares(self, rank: int, present: Collection[int]) -> "tuple[list[tuple[int, JobRank]], int, float]":
-        """The shares of a rank, if these are present: each with the rank that has it in the full world.
+        """Return the shares of a rank while the ranks `present` are there.
 
-        Returns with them how many there are in all, and the part of the rows that is present.
+        Each share comes with the rank that has it in the full world. The other results are the number of all shares and
+        the fraction of rows that is present.
         """
         rows = self._rows()
         there = sorted({rows[one] for one in present})
@@ -92,7 +93,7 @@ class MeshRows:
         return [at for at in range(len(self.sizes)) if at not in self.cut]
 
     def _share(self, at: Sequence[int], row: int) -> tuple[int, JobRank]:
-        """Of the rank that stands where `at` does in another row."""
+        """Return the share, and its rank, of the position `at` in another row."""
         there = list(at)
         for one in reversed(self._whole):
             row, there[one] = divmod(row, self.sizes[one])
@@ -101,7 +102,7 @@ class MeshRows:
         return (_number(there, self.sizes, of_data) if self.of_model else rank), rank
 
     def _rows(self) -> dict[int, int]:
-        """The number of each rank's row."""
+        """Return the number of each rank's row."""
         whole = self._whole
         return {rank: _number(self._coordinates(at), self.sizes, whole) for at, rank in enumerate(self.ranks)}
 
@@ -120,10 +121,10 @@ def _number(at: Sequence[int], sizes: Sequence[int], dimensions: Iterable[int]) 
 
 
 def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -> MeshRows | str | None:
-    """The rows of a job of `size` ranks, as this one sees it; or why they are not known; None if it has no mesh.
+    """Return the rows of a job of `size` ranks, in this rank's view; the reason if unknown; None if it has no mesh.
 
-    A size of 0 says that the job began with fewer than all. `things` are all that is on a mesh, `of_model` the names of
-    dimensions that cut the model itself.
+    A size of 0 means that the job started with fewer than all ranks. `things` are all objects on a mesh; `of_model` are
+    the names of dimensions that cut the model itself.
     """
     module = sys.modules.get("torch.distributed.device_mesh")
     if module is None or not (things or meshes_ask()):
@@ -145,7 +146,7 @@ def find_rows(things: Sequence[Sharded], of_model: Collection[str], size: int) -
 
 
 def _laid_on(mesh: Any, cutting: Sequence[Sharded], of_model: Collection[str]) -> MeshRows | None:
-    """The rows by a mesh that covers the job; None if something that is cut does not lie on it."""
+    """Return the rows by a mesh that covers the job; None if something that is cut does not lie on it."""
     names = tuple(mesh.mesh_dim_names)
     cut: set[str] = set()
     staged: set[str] = set()
@@ -165,7 +166,7 @@ def _ranks(mesh: Any) -> list[int]:
 
 
 def _cut_of(thing: Sharded, root: Any) -> frozenset[str] | None:
-    """The dimensions of the root along which something is cut; None if it does not lie on that."""
+    """Return the dimensions of the root along which something is cut; None if it does not lie on the root."""
     if thing.group is not None:
         along = [name for name in root.mesh_dim_names if root.get_group(name) is thing.group]
         return frozenset(along) if len(along) == 1 else None

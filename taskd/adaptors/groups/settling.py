@@ -1,19 +1,22 @@
-"""At the end of a process: wait until no thread of its groups needs the interpreter any more.
+"""The wait at the end of a process, until no thread of its groups needs the interpreter any more.
 
-torch's gloo runs collectives on threads of its own, `pt_gloo_runloop` (`thread_names`). Such a thread lets go of a
-collective's tensors after it has told the main thread that the collective is done, and to free a tensor that Python has
-seen it takes the interpreter's lock. If the interpreter is ending by then, Python (up to 3.13) ends the thread inside a
-C++ destructor, and the process aborts: "terminate called without an active exception". So the main thread sleeps,
-without the lock, until the kernel says that each of these threads waits for work.
+torch's gloo runs collectives on threads of its own, `pt_gloo_runloop` (`thread_names`). Such a thread first reports to
+the main thread that the collective is done, and releases the collective's tensors afterwards. To free a tensor that
+Python has used, it takes the interpreter's lock. If the interpreter is ending by then, Python (up to 3.13) ends the
+thread inside a C++ destructor. The process then aborts: "terminate called without an active exception". So the main
+thread sleeps, without the lock, until the kernel shows that each of these threads waits for work.
 
 Rules:
 
-1. A thread that waits for work is in a futex call without a limit, as for a condition variable. One that waits for the
-   interpreter's lock or for a peer has a limit, and one that waits for a mutex has another operation. `/proc` tells.
-2. Nothing is closed, woken or ended: peers may still be receiving what this process has sent.
-3. A thread has the name of the process until it has been on a core for the first time: on a loaded machine that can be
-   long after its group was made, and a collective may wait for it. One that has hardly run is taken for such a thread.
-4. Where the kernel does not tell, a thread counts as waiting for work, after one look's time.
+1. `/proc` shows a thread's state. A thread that waits for work is in a futex call without a limit, as for a condition
+   variable. One that waits for the interpreter's lock or for a peer has a limit. One that waits for a mutex has another
+   operation.
+2. Nothing is closed, woken or ended: peers may still be receiving data that this process has sent.
+3. A thread has the name of the process until it has been on a core for the first time. On a loaded machine that can be
+   long after its group was made, and a collective may wait for it. A thread that has hardly run is taken for such a
+   thread.
+4. Where the kernel does not show a thread's call, the thread counts as waiting for work, after one interval between
+   checks.
 """
 
 import os
@@ -27,11 +30,11 @@ _WAIT_BITSET: Final = 9
 _LOOK_S: Final = 0.002
 _BUSY: Final = "busy"
 _BEGUN_NS: Final = 1_000_000
-"""After so long on a core a thread has its name."""
+"""Time on a core after which a thread has its own name, in nanoseconds."""
 
 
 def settle(limit_s: float) -> bool:
-    """Wait until all of gloo's threads have been seen waiting for work twice; whether that came within `limit_s`."""
+    """Wait until all gloo threads were twice found waiting for work; return whether that came within `limit_s`."""
     end_s = time.monotonic() + limit_s
     before: dict[str, str] | None = None
     while seen := _workers():
@@ -40,12 +43,12 @@ def settle(limit_s: float) -> bool:
         if time.monotonic() > end_s:
             return False
         before = seen
-        time.sleep(_LOOK_S)  # without the interpreter's lock, which is what they may need
+        time.sleep(_LOOK_S)  # without the interpreter's lock, which these threads may need
     return True
 
 
 def _workers() -> dict[str, str]:
-    """Each worker thread, and where it waits for work; busy if it does anything else."""
+    """Return each worker thread and the address at which it waits for work; `_BUSY` if it does anything else."""
     found = {}
     unnamed = read_task(str(os.getpid()), "comm")
     for task in os.listdir("/proc/self/task"):
@@ -58,7 +61,7 @@ def _workers() -> dict[str, str]:
 
 
 def _begins(task: str) -> bool:
-    """It is to run, and hardly has."""
+    """Return whether a thread is about to run, and has hardly run so far."""
     on_core_ns = read_task(task, "schedstat").partition(" ")[0]
     return on_core_ns.isdigit() and int(on_core_ns) < _BEGUN_NS and read_task(task, "syscall") == "running"
 

@@ -1,21 +1,21 @@
-"""What the collectives of a script's set-up gave in the first start, kept for the process that takes the rank over.
+"""Results of the collectives of a script's set-up in the first start, kept for the process that takes the rank over.
 
-A newcomer sets itself up alone, so its collectives would answer with its own values: another run id, another seed,
-another number of steps. It is given what its predecessor was given.
+A newcomer sets itself up alone, so its collectives would return its own values: another run id, another seed, another
+number of steps. It receives its predecessor's results instead.
 
 Rules:
 
-1. A rank records the results of its outermost collectives, in their order, until it enters its resilient function, and
-   writes them to memory that the agent keeps. Nothing is wrapped afterwards. The agent is told the record's digest, and
-   hands it to a newcomer: no byte is unpickled of a record that has another, whoever has made it.
-2. Small results are kept whole, up to `ONE_BYTES` each and `ALL_BYTES` together. What is larger, or asynchronous, or
-   between two ranks alone, is not kept: unless it is part of the training state, which a donor sends anyway, a
-   newcomer is refused, with the line of the call.
-3. A newcomer's calls are compared with the record, one by one: name, types, shapes, ranks, group. Where they differ, or
-   where there is no record (another node), its set-up fails, and all processes start anew.
-4. A script may train without a resilient function: after `MOST_CALLS`, or a few after its first optimizer step, nothing
-   is recorded any more, and a newcomer is refused if the function is entered all the same.
-5. DDP's own collectives, barriers, and groups that are not of torchrun's world are no part of this.
+1. A rank records the results of its outermost collectives, in their order, until it enters its resilient function. It
+   writes them to memory that the agent keeps. Nothing is wrapped afterwards. The agent receives the record's digest and
+   hands it to a newcomer. No byte is unpickled of a record with another digest, whoever has made it.
+2. Small results are kept whole, up to `ONE_BYTES` each and `ALL_BYTES` together. Larger and asynchronous results, and
+   those between two ranks alone, are not kept. A newcomer is then refused, with the line of the call. The exception is
+   a part of the training state, which a donor sends anyway.
+3. A newcomer's calls are compared with the record, one by one: name, types, shapes, ranks, group. If they differ, or
+   there is no record (another node), its set-up fails, and all processes start anew.
+4. A script may train without a resilient function. So the recording ends after `MOST_CALLS`, or soon after the first
+   optimizer step. A newcomer is refused if the function is entered all the same.
+5. DDP's own collectives, barriers, and groups that are not of torchrun's world are not covered.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ from taskd.wire import text
 
 _log = logging.getLogger(__name__)
 ONE_BYTES: Final = 64 * 1024 + 1024
-"""With what pickle adds to a tensor of 64 KiB."""
+"""Most bytes of one kept result: a tensor of 64 KiB, with the bytes that pickle adds to it."""
 ALL_BYTES: Final = 4 * 1024 * 1024
 MOST_CALLS: Final = 4096
 MOST_CALLS_AFTER_A_STEP: Final = 64
@@ -56,16 +56,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Unkept:
-    """A result that no newcomer can be given: where the call stands, and which memory it filled."""
+    """A result that no newcomer can be given: the line of the call, and the memory that it filled."""
 
     text: str
     storages: frozenset[int]
 
 
 class Recording:
-    """Records from now on, for the memory at `path`. What an earlier start left there is removed.
+    """A recording from now on, for the memory at `path`. The record of an earlier start is removed from there.
 
-    `keep` is given the record's digest, for the agent, when it is written.
+    `keep` receives the record's digest, for the agent, when it is written.
     """
 
     def __init__(self, path: Path, is_ours: Callable[[Any], bool], keep: Callable[[str], None]) -> None:
@@ -82,7 +82,7 @@ class Recording:
         self._steps = register_optimizer_step_pre_hook(self._stepping)
 
     def end(self, facts: Mapping[str, str] | None = None) -> list[Unkept]:
-        """Write the record, with these facts of the set-up beside it; return what is not in it."""
+        """Write the record, with these facts of the set-up beside it; return the results that are not in it."""
         self._wrapped.remove()
         self._steps.remove()
         try:
@@ -122,7 +122,7 @@ class Recording:
 
 
 class Replay:
-    """Answers a newcomer's set-up's collectives from now on, from the memory at `path` if it has this digest.
+    """Answers to the collectives of a newcomer's set-up from now on, from the memory at `path` if it has this digest.
 
     `facts`: those of its predecessor's set-up; empty if they are not known.
     """
@@ -134,7 +134,7 @@ class Replay:
         self._wrapped = Wrapped(self._call)
 
     def end(self) -> None:
-        """The resilient function is entered.
+        """End the replay, as the resilient function is entered.
 
         Raises:
             RuntimeError: the first start had made more collectives by then.
@@ -167,14 +167,14 @@ class Replay:
                 "cannot be repeated alone: all processes start anew"
             )
         returned = yield ORIGINAL
-        self._at += 1  # not of a call that torch refuses: none was recorded
+        self._at += 1  # counted after the call: a call that torch refuses was not recorded
         if known.data is not None:
             _fill(call.result, pickle.loads(known.data))
         return returned
 
 
 def _read(path: Path, digest: str) -> tuple[list[Result] | None, dict[str, str]]:
-    """The results, and the facts; None where there is no record that the agent was told of, or it cannot be read."""
+    """Return the results and the facts; None if there is no readable record with the digest that the agent has."""
     try:
         content = read_record(path)
         if content is None:
@@ -197,7 +197,7 @@ def _digest(content: bytes) -> str:
 
 
 def _packed(result: Any, room_bytes: int) -> tuple[bytes | None, str]:
-    """The result as bytes, or why it is not kept."""
+    """Return the result as bytes, or None and the reason why it is not kept."""
     size_bytes = sum(tensor.nbytes for tensor in _flat(result) if isinstance(tensor, torch.Tensor))
     data = b""
     if any(isinstance(tensor, torch.Tensor) and _is_captured(tensor) for tensor in _flat(result)):
@@ -224,7 +224,7 @@ def _copied(result: Any) -> Any:
 
 
 def _fill(target: Any, value: Any) -> None:
-    """Put a kept result where this process wants it."""
+    """Copy a kept result into this process's own target."""
     if isinstance(target, torch.Tensor):
         with torch.no_grad():
             target.detach().copy_(value)
@@ -241,7 +241,7 @@ def _flat(result: Any) -> list[Any]:
 
 
 def storages(tensors: Iterable[Any]) -> frozenset[int]:
-    """Where the memory of these tensors begins; what is no tensor, or has no memory of its own, has none."""
+    """Return the address of each tensor's memory; other objects, and tensors without memory of their own, have none."""
     found = set()
     for tensor in tensors:
         with suppress(RuntimeError, AttributeError, NotImplementedError):  # sharded and fake tensors

@@ -1,4 +1,4 @@
-"""Which line of the user's script has led to a call into torch."""
+"""The line of the user's script that has led to a call into torch."""
 
 import functools
 import sys
@@ -12,24 +12,24 @@ from typing import Final
 import torch
 
 _BETWEEN: Final = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).resolve().parents[2]) + "/", "<")
-"""Torch, taskd, and what has no file: never what the user can change."""
+"""Paths of torch, of taskd, and of code without a file: never the user's code."""
 _LIBRARIES: Final = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _OTHERS: Final = set[str]()
-"""Names of modules that `users_files` knows not to be the user's."""
+"""Names of modules that `users_files` has found not to be the user's."""
 
 
 def script_line() -> str:
-    """`file:line` of the innermost frame that is the user's; of a library if none is."""
+    """Return `file:line` of the innermost frame that is the user's; of a library if none is."""
     return innermost(walk_stack(sys._getframe(1)))
 
 
 def is_between(file: str) -> bool:
-    """It is a file of torch, or of taskd, or none."""
+    """Return whether a file is torch's or taskd's, or no file at all."""
     return file.startswith(_BETWEEN)
 
 
 def is_users(file: str) -> bool:
-    """It is a file of the user's, and of no library."""
+    """Return whether a file is the user's, and of no library."""
     return not is_between(file) and not file.startswith(_LIBRARIES)
 
 
@@ -44,27 +44,28 @@ def _is_users_module(name: str) -> bool:
 
 
 def users_files() -> list[str]:
-    """The files of the script and of the user's modules that this process has imported, sorted.
+    """Return the files of the script and of the user's modules that this process has imported, sorted.
 
-    Takes 2 ms the first time. Later only modules imported since are looked at, so a template asks before it forks.
+    Takes 2 ms the first time. Later calls check only the modules imported since, so a template calls this before it
+    forks.
     """
     found = set()
     for name in set(sys.modules) - _OTHERS:
         file = getattr(sys.modules.get(name), "__file__", None)
         if isinstance(file, str) and not file.startswith(_BETWEEN + _LIBRARIES):
             found.add(file)
-        elif name != "__main__":  # in a template it is another file than in its standbys
+        elif name != "__main__":  # a template has another file here than its standbys
             _OTHERS.add(name)
     return sorted(found)
 
 
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """`file:line` of the first of these frames, innermost first, that is the user's; of a library if none is."""
+    """Return `file:line` of the first of these frames, innermost first, that is the user's; of a library if none is."""
     return innermost_line((frame.f_code.co_filename, line) for frame, line in frames)
 
 
 def innermost_line(lines: Iterable[tuple[str, int]]) -> str:
-    """The same of frames that were noted by file and line."""
+    """Return the same as `innermost`, for frames that were recorded by file and line."""
     of_library = ""
     for name, line in lines:
         if is_users(name):

@@ -2,11 +2,11 @@
 
 Rules:
 
-1. torch's own function does the work and names the group. It has the parent, a handle, split itself, and what it asks
-   of it there is what is remembered.
-2. In a new world all members of the parent split it again, in the order of the script's calls: NCCL needs them all,
-   those in none of the parts too. (Run on gloo, under another device's name; never on a device.)
-3. A newcomer's parent says that it can be split, for as long as such a call takes.
+1. torch's own function does the work and names the group. The parent, a handle, splits itself. The arguments that the
+   parent receives there are recorded.
+2. In a new world all members of the parent split it again, in the order of the script's calls. NCCL needs them all,
+   also those that are in no part. (Run on gloo, under another device's name; never on a device.)
+3. A newcomer's parent claims that it can be split, for as long as such a call takes.
 4. A torch whose groups do not split themselves (before 2.8) is left alone: such a group is refused.
 """
 
@@ -34,21 +34,21 @@ from taskd.wire.kinds import JobRank, WorldRank
 
 @dataclass
 class SplitCall(GroupCall):
-    """A group that was split off another. A rank without `handle` is in none, and takes part all the same."""
+    """A group that was split off another. A rank without `handle` is in no part, yet takes part in the split."""
 
     parent: str = ""
     asked: dict[str, Any] = field(default_factory=dict)
-    """Of the parent, beside the ranks."""
+    """Options that the parent received, besides the ranks."""
     config: str = ""
 
 
 class Splits:
-    """Sees each `split_group` of this process from `install` on. One per process, as its world.
+    """Record of each `split_group` of this process from `install` on. One per process, as its world.
 
     Args:
-        naming: what is formed inside has this name.
-        known: told of each new split.
-        members: those of the present world.
+        naming: gives a name to the group that is formed inside.
+        known: receives each new split.
+        members: returns those of the present world.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Splits:
         self._asked: tuple[GroupHandle, list[int], dict[str, Any]] | None = None
 
     def install(self) -> None:
-        """Replace torch's function, wherever it is called by name; nothing in a torch of rule 4."""
+        """Replace torch's function, wherever it is called by name; do nothing in a torch of rule 4."""
         if not SPLIT.find().use:
             return
         torchs: Callable[..., Any] = c10d.split_group
@@ -106,18 +106,18 @@ class Splits:
         limit, inner = TIMEOUT.find().use.making(timeout, timeout_s), parent.inner()
         for device in inner._device_types:
             options = inner._get_backend(device).options
-            if not options.global_ranks_in_group:  # torch knows them of a process's first default group alone
+            if not options.global_ranks_in_group:  # torch has them for a process's first default group alone
                 options.global_ranks_in_group = list(range(inner.size()))
         return inner.split_group(ranks, **{**_copied(asked), "timeout": limit})
 
     def _ask(self, parent: GroupHandle, ranks: list[int], options: dict[str, Any]) -> Any:
-        """What torch's function asks of the parent; splitting changes the options that it is given."""
+        """Split the parent for torch's function, and keep a copy of the arguments: splitting changes the options."""
         self._asked = (parent, ranks, _copied(options))
         with self._naming(str(options.get("group_name", ""))):
             return parent.inner().split_group(ranks, **options)
 
     def _note(self, group: Any) -> Any:
-        """Remember a group that torch has split off, and hand its handle out."""
+        """Record a group that torch has split off, and return its handle."""
         if self._asked is None:
             return group
         (parent, ranks, asked), self._asked = self._asked, None

@@ -1,7 +1,7 @@
-"""One client of the job's TCPStore, kept over generations; and the removal of what older generations left in the store.
+"""One client of the job's TCPStore, kept over generations; removal of older generations' keys from the store.
 
-The store itself lives in an agent, so that it survives any rank. All keys of a generation
-begin with `taskd/<key of the store>/<generation>/`.
+The store itself lives in an agent, so it survives any rank. All keys of a generation start with `taskd/<key of the
+store>/<generation>/`.
 """
 
 import logging
@@ -67,9 +67,9 @@ class StoreLink:
         self._sockets = frozenset()
 
     def interrupt(self) -> int:
-        """Shut the client's socket down, so that a thread that waits for the store raises; return how many were shut.
+        """Shut the client's socket down, so a thread that waits for the store raises; return how many were shut.
 
-        May be called from any thread. The client is of no further use and is dropped.
+        May be called from any thread. The client is useless afterwards and is dropped.
         """
         mine = self._sockets & _sockets_to(self._endpoint[1])
         for descriptor, _ in mine:
@@ -114,7 +114,7 @@ def sweep(client: TCPStore, key: str, generation: int, calls: Sequence[GroupCall
 
 
 def _keys(client: TCPStore, key: str, generation: int, calls: Sequence[GroupCall]) -> Iterator[str]:
-    """gloo's keys of generations that were not gone through yet, of which the store keeps count. NCCL's are few."""
+    """Yield gloo's keys of the generations not swept so far, which the store counts. NCCL's keys are few."""
     swept = f"{_root(key)}-swept"
     first = client.add(swept, 0)
     for old in range(first, generation):

@@ -1,6 +1,6 @@
-"""torch's tables of process groups: what stands in them for each group, and how one is entered and struck out.
+"""torch's tables of process groups: the entries of each group, and how a group is entered and removed.
 
-They are the same in torch 2.6 to 2.15, whatever torch's own functions for it are called.
+They are the same in torch 2.6 to 2.15, whatever names torch's own functions for them have.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ def default_store() -> dist.Store:
 def enter(group: dist.ProcessGroup, name: str, backend: str, tag: str | None, store: Any) -> None:
     """Enter a group that torch has not made itself, under its name in the C++ registry too.
 
-    `tag` is that of a user, None or "" for none.
+    `tag` is the user's tag, None or "" for none.
     """
     world = c10d._world
     world.pg_map[group] = (c10d.Backend(backend), store)
@@ -51,14 +51,14 @@ def enter_split(group: dist.ProcessGroup, name: str, backend: str, config: str, 
 
 
 def enter_ranks(group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-    """Enter which ranks of the world a group has, in its own order."""
+    """Enter the ranks of the world that a group has, in the group's own order."""
     c10d._world.pg_group_ranks[group] = {member: at for at, member in enumerate(ranks)}
 
 
 def enter_beside(handle: dist.ProcessGroup, inner: dist.ProcessGroup) -> None:
-    """Enter `handle` with all that is known of `inner`, which torch has entered; not in the C++ registry.
+    """Enter `handle` with all the entries of `inner`, which torch has made; not in the C++ registry.
 
-    Who looks for a group by its tag is given the handle.
+    A search for the group by its tag then finds the handle.
     """
     world = c10d._world
     world.pg_map[handle] = world.pg_map[inner]
@@ -75,14 +75,17 @@ def enter_beside(handle: dist.ProcessGroup, inner: dist.ProcessGroup) -> None:
 
 
 def clear() -> None:
-    """Strike all groups out. Nothing is done to them."""
+    """Remove all groups from the tables. The groups themselves are left as they are."""
     for group in list(c10d._world.pg_map):
         strike(group)
     c10d._update_default_pg(None)
 
 
 def strike(group: dist.ProcessGroup, *, by_name: bool = True) -> None:
-    """Strike one group out, from the C++ registry too unless another has its name there."""
+    """Remove one group from the tables; with `by_name` from the C++ registry too.
+
+    `by_name` is False if another group has its name there.
+    """
     world = c10d._world
     name = world.pg_names.pop(group, None)
     for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config, world.pg_coalesce_state):

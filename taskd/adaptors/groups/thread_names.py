@@ -1,13 +1,13 @@
-"""The names by which gloo's threads are known to the kernel, and so to us; older torch gives them none.
+"""The names by which the kernel, and so taskd, recognises gloo's threads; older torch gives them none.
 
-In torch 2.6 to 2.9 gloo's transport and c10d's workers have the name of the thread that made the group. Whoever looks
-for them (`settling`, `unstick`, the agent's search for what a rank waits in) knows one way: here they get the names
-that newer torch gives them.
+In torch 2.6 to 2.9 gloo's transport and c10d's workers have the name of the thread that made the group. `settling`,
+`unstick` and the agent's search for a rank's wait find these threads by one name. So this module gives them the names
+of newer torch.
 
 Rules:
 
-1. Only a thread that came while a group was made, and still has its maker's name, is given one. One of Python is not.
-2. gloo's transport waits in an epoll of its own shape, workers in a futex call.
+1. Only a thread that came while a group was made, and still has its maker's name, is given one. A Python thread is not.
+2. gloo's transport waits in an epoll call with arguments of its own, workers in a futex call.
 """
 
 import os
@@ -22,21 +22,21 @@ WORKER: Final = "pt_gloo_runloop"
 EPOLL_CALLS: Final = {"x86_64": {232, 281, 441}, "aarch64": {22, 441}}.get(platform.machine(), {441})
 FUTEX: Final = {"x86_64": 202, "aarch64": 98}.get(platform.machine())
 _EVENTS, _TICK_MS = 64, 10
-"""What gloo's transport asks epoll for."""
+"""Events and timeout of the epoll call of gloo's transport."""
 _LOOKS: Final = 2000
-"""A thread that is just doing something waits again within microseconds."""
+"""Most checks of one thread: a thread that is busy just now waits again within microseconds."""
 
 Naming = Callable[[str], AbstractContextManager[None]]
-"""What is formed inside has this name in the process's black box."""
+"""Context manager that gives the group formed inside this name in the process's black box."""
 
 
 def nameless(_name: str) -> AbstractContextManager[None]:
-    """Give it no name."""
+    """Give the group no name."""
     return nullcontext()
 
 
 class ThreadNames:
-    """Names threads of the groups of one process."""
+    """Names for the threads of one process's groups."""
 
     def __init__(self) -> None:
         self._pending: set[str] = set()
@@ -55,12 +55,12 @@ class ThreadNames:
                 self.complete()
 
     def complete(self) -> None:
-        """Name those that were not on a core before; a busy machine may keep them from it for long."""
+        """Name the threads that were not on a core before; a busy machine may delay them for long."""
         self._pending = {task for task in self._pending if not _name(task)}
 
 
 def read_task(task: str, what: str) -> str:
-    """A file of a thread; "" if it has ended meanwhile, or this kernel does not tell."""
+    """Return the content of a thread's file; "" if the thread has ended, or this kernel does not show it."""
     try:
         with open(f"/proc/self/task/{task}/{what}") as file:
             return file.read().strip()
@@ -69,9 +69,9 @@ def read_task(task: str, what: str) -> str:
 
 
 def looks_at_call(task: str) -> Iterator[tuple[int, list[int]]]:
-    """What a thread waits in, number and arguments, again and again: it may be doing something just now.
+    """Yield the call that a thread waits in, number and arguments, again and again: it may be busy just now.
 
-    Ends after many looks, or when the thread has ended.
+    Ends after `_LOOKS` checks, or when the thread has ended.
     """
     for _ in range(_LOOKS):
         words = read_task(task, "syscall").split()
@@ -91,7 +91,7 @@ def _of_python() -> set[str]:
 
 
 def _name(task: str) -> bool:
-    """Whether it needs no name any more."""
+    """Return whether the thread needs no name any more."""
     for number, arguments in looks_at_call(task):
         if number == FUTEX:
             _write(task, WORKER)

@@ -1,7 +1,7 @@
-"""Methods of ours that torch's C++ calls while `torch.compile` looks at every new frame: they are not compiled.
+"""Exclusion of our methods from `torch.compile`: torch's C++ calls them while every new frame is examined.
 
-DDP's reducer calls its group's methods in the middle of a compiled model's backward pass. Those of torch's own groups
-have no frames. A handle's have, and compiling them fails from torch 2.13 on, where a process group is opaque.
+DDP's reducer calls its group's methods in the middle of a compiled model's backward pass. The methods of torch's own
+groups have no frames. A handle's have. Compiling them fails from torch 2.13 on, where a process group is opaque.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from taskd.adaptors.seams.worker import SKIP
 
 
 def leave_methods_uncompiled(kind: type) -> None:
-    """Mark all methods and properties of a class that are ours, where torch has such a mark."""
+    """Mark all of our methods and properties of a class as not to be compiled, where torch has such a mark."""
     for member in vars(kind).values():
         function = member.fget if isinstance(member, property) else member
         if type(function) is FunctionType:
@@ -20,5 +20,5 @@ def leave_methods_uncompiled(kind: type) -> None:
 
 
 def leave_uncompiled(function: Callable[..., Any]) -> None:
-    """Mark a function, where torch has such a mark."""
+    """Mark a function as not to be compiled, where torch has such a mark."""
     SKIP.find().use(function.__code__)

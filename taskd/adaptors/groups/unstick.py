@@ -1,9 +1,9 @@
 """Free this rank and its peers from a stuck gloo collective without the shim.
 
-gloo's transport thread, `gloo_tcp_loop` (`thread_names`), waits in epoll for its sockets. The kernel tells which:
-`/proc` has the thread's name, the call it waits in with the epoll descriptor, and the descriptors of that epoll set. A
-shutdown of those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but not begun;
-only the shim does.
+gloo's transport thread, `gloo_tcp_loop` (`thread_names`), waits in epoll for its sockets. The kernel shows which
+sockets: `/proc` has the thread's name, the call it waits in with the epoll descriptor, and the descriptors of that
+epoll set. A shutdown of those sockets fails the pairs on both sides. It does not wake a send that gloo has queued but
+not started; only the shim does.
 """
 
 import os
@@ -44,6 +44,6 @@ def _shut(descriptor: int) -> bool:
             if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                 return False
             connection.shutdown(socket.SHUT_RDWR)
-    except OSError:  # closed or disconnected meanwhile: what we wanted
+    except OSError:  # closed or disconnected meanwhile, as intended
         return False
     return True

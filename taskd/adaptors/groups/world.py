@@ -4,15 +4,15 @@ Rules:
 
 1. One seam. `init_process_group`, `new_group`, sub-groups and device meshes all make their groups through torch's
    `_new_process_group_helper`, looked up at each call. That name is replaced, so scripts that imported `new_group`
-   before us are seen too; and the one by which a device mesh finds its groups, for it to hold handles as well.
-2. All groups are handed out as `GroupHandle`s, the default group too: a variable that holds one goes on to work.
-3. Old groups are taken out of all tables at once and destroyed later, on a thread of their own: gloo's destructor
-   joins threads. `destroy_retired` says when nothing points at them any more.
-4. The groups that the script makes inside its training function cannot be rebuilt, because a newcomer stops before it.
-   The fingerprint of all calls is compared in each new world, so that this is an error and not a hang.
-5. Groups of `split_group` are split off again (`splits`); of `shrink_group` not: `rebuild` refuses a world with one.
-6. A world may have fewer members than the job has ranks. Groups are remembered in ranks of the job: each is formed of
-   those of its members that are present, in their order, and is whole again when the others have come back.
+   before us are covered. So is the name by which a mesh finds its groups: it then holds handles as well.
+2. All groups are handed out as `GroupHandle`s, the default group too. A variable that holds one stays usable.
+3. Old groups leave all tables at once. They are destroyed later, on a thread, since gloo's destructor joins threads.
+   The caller of `destroy_retired` guarantees that nothing points at them any more.
+4. Groups made inside the training function cannot be rebuilt, because a newcomer stops before it. Each new world
+   compares the fingerprint of all calls, so this is an error and not a hang.
+5. Groups of `split_group` are split off again (`splits`). `rebuild` refuses a world with a group of `shrink_group`.
+6. A world may have fewer members than the job has ranks. Groups are recorded in ranks of the job. Each is formed of its
+   present members, in their order, and is whole again when the others are back.
 """
 
 import logging
@@ -55,18 +55,17 @@ _log = logging.getLogger(__name__)
 
 
 class GroupWorld:
-    """Records how the script makes its process groups, and makes them again in each new generation. One per process.
+    """The script's process groups, recorded as it makes them and made again in each generation. One per process.
 
     Args:
-        breaker: what frees this rank from its collectives, normally the shim's; without one gloo's sockets are
-            looked up through `/proc`.
+        breaker: frees this rank from its collectives, normally the shim's; without one, `/proc` gives gloo's sockets.
 
     Attributes:
-        generation: that of the present groups; `store_key`: what their keys in the store begin with, unless torchrun's.
+        generation: that of the present groups; `store_key`: the start of their keys in the store, unless torchrun's.
         members: the ranks of the job that the present world is made of.
         made: how often the script has made the default group.
-        section: which resilient function of the script this rank is in, counted from 1; 0 before the first.
-        rows: what a smaller world may be made of, if the job has a mesh.
+        section: number of the script's resilient function that this rank is in, from 1; 0 before the first.
+        rows: the units that a smaller world may be made of, if the job has a mesh.
     """
 
     _installed: ClassVar["GroupWorld | None"] = None
@@ -117,7 +116,7 @@ class GroupWorld:
     def pretend(self, rank: JobRank, world_size: int) -> None:
         """Install the seam in a newcomer: its script sets itself up with true rank and size, and without a peer.
 
-        No store is contacted, collectives return at once (see `lone`), until `rebuild` joins the real world.
+        No store is contacted and collectives return at once (see `lone`), until `rebuild` joins the real world.
         Object lists received from another rank stay as they are.
 
         Raises:
@@ -130,7 +129,7 @@ class GroupWorld:
         self._objects.install()
 
     def replay(self, path: Path, digest: str) -> Replay:
-        """Answer the collectives of a newcomer's set-up with what its predecessor was given, until that is ended."""
+        """Answer the collectives of a newcomer's set-up with its predecessor's results, until the replay is ended."""
         assert self._pretence is not None
         self._pretence.replays = True
         return Replay(path, self.is_own, digest)
@@ -138,9 +137,9 @@ class GroupWorld:
     # At a fault.
 
     def abandon(self) -> int:
-        """Close this rank's side of all transfers, so that waiting peers are freed; return how many were closed.
+        """Close this rank's side of all transfers, which frees waiting peers; return how many were closed.
 
-        Called when the training function was left by an exception. Any thread may call it.
+        Called when an exception has left the training function. Any thread may call it.
         """
         aborted = nccl.abort(self.groups())
         if self._breaker is not None:
@@ -152,7 +151,7 @@ class GroupWorld:
         return [group for call in self._calls if call.handle is not None and (group := call.handle.present) is not None]
 
     def outdate(self, generation: int) -> None:
-        """Form no world older than this any more: a `rebuild` of one that is about to begin raises `RebuildError`."""
+        """Form no world older than this any more: a `rebuild` of one that is about to start raises `RebuildError`."""
         self._oldest = max(self._oldest, generation)
 
     def interrupt(self) -> int:
@@ -162,7 +161,7 @@ class GroupWorld:
     def rebuild(self, plan: WorldPlan, rank: JobRank, more: Sequence[int] = ()) -> list[list[int]]:
         """Leave all old groups and form those of `plan.generation`, each member calling this with the same plan.
 
-        `rank` is that in the job; `torch.distributed.get_rank` tells the one in the new world afterwards. Forming has
+        `rank` is that in the job; afterwards `torch.distributed.get_rank` returns the one in the new world. Forming has
         `plan.timeout_s` per group; then the script's own timeouts hold. Old groups are kept until `destroy_retired`.
         `more` are numbers for the other ranks, as many on each: return those of every rank.
 
@@ -199,7 +198,7 @@ class GroupWorld:
     def destroy_retired(self) -> HiddenThread | None:
         """Destroy the groups of older generations on a thread, and on rank 0 their keys in the store too.
 
-        To be called when nothing of the model points at them any more. Returns the thread, None if nothing was to do.
+        Call it when nothing of the model points at them any more. Returns the thread, None if nothing was to do.
         """
         retired, self._retired = self._retired, []
         client = self._client if dist.get_rank() == 0 else None
@@ -211,7 +210,7 @@ class GroupWorld:
         return self._destroyer
 
     def settle(self, limit_s: float) -> bool:
-        """Wait until no thread of a group needs the interpreter any more; whether that was within `limit_s`.
+        """Wait until no thread of a group needs the interpreter any more; return whether that was within `limit_s`.
 
         For a process that is about to end: see `settling`.
         """
@@ -222,15 +221,15 @@ class GroupWorld:
         return settle(max(0.0, end_s - time.monotonic()))
 
     def is_own(self, group: Any) -> bool:
-        """Whether this is a group of the job's ranks alone, which `rebuild` makes again."""
+        """Return whether this is a group of the job's ranks alone, which `rebuild` makes again."""
         return group is None or isinstance(group, GroupHandle)
 
     def strangers(self) -> str:
-        """Which groups there are that cannot be made again, "" if all can."""
+        """Return the present groups that cannot be made again, in words; "" if all can."""
         return strangers(self._calls, map(str, c10d._world.pg_names.values()))
 
     def current(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-        """Return what a wrapper made with `group` is to use now: a handle stays itself, else the default group."""
+        """Return the group that a wrapper made with `group` must use now: its handle, else the default group."""
         if isinstance(group, GroupHandle):
             return group
         return c10d._get_default_group()
@@ -254,9 +253,9 @@ class GroupWorld:
     ) -> Steps:
         assert timeout is not None  # torch's callers always fill it in
         if not global_ranks_in_group and dist.is_initialized():
-            return (yield ORIGINAL)  # of a store of the script's own, with whomever it meets there
+            return (yield ORIGINAL)  # made with a store of the script's own, and with any peers it meets there
         if not global_ranks_in_group:
-            self._calls.clear()  # the script begins again after destroy_process_group()
+            self._calls.clear()  # the script starts again after destroy_process_group()
             whole = len(self._first) == group_size
             self.members = Members(self._first) if whole else Members.first(group_size)
         call = GroupCall(
@@ -357,7 +356,7 @@ class GroupWorld:
                 inner = call.handle.swap(None)
                 self._retired.append(inner)
                 if call.handle is default:
-                    c10d._world.default_pg = inner  # which torch has entered, and aborts
+                    c10d._world.default_pg = inner  # the group that torch has entered, and aborts
         self._retired.extend(c10d._world.pg_map)
         if dist.is_initialized():
             ABORT.find().use()
@@ -382,7 +381,7 @@ class GroupWorld:
     def _form_one(
         self, call: GroupCall, plan: WorldPlan, rank: WorldRank, store: Store, ranks: Sequence[WorldRank]
     ) -> Any:
-        """Form one group of those `ranks` of the new world; return its handle, None for who is no member."""
+        """Form one group of those `ranks` of the new world; return its handle, None on a rank that is no member."""
         timeout = TIMEOUT.find().use.making(call.timeout, plan.timeout_s)
         now = replace(call, size=len(ranks), timeout=timeout)
         named = [] if call.is_default else list(ranks)

@@ -2,10 +2,10 @@
 
 Rules:
 
-1. DDP's constructor, and what unpickles and copies one, are wrapped once per process, before the script runs. A step
-   pays nothing.
-2. Wrappers are held weakly, in the order in which they were made: that order is the same on all ranks of one script.
-3. One that nothing uses any more may live in a cycle of references until the garbage is collected.
+1. DDP's constructor and its unpickling and copying are wrapped once per process, before the script runs. A step pays
+   nothing.
+2. Wrappers are held weakly, in the order of their making. That order is the same on all ranks of one script.
+3. A wrapper that nothing uses any more may live in a cycle of references until the garbage is collected.
 """
 
 import weakref
@@ -25,20 +25,20 @@ class _KnownWrapper:
     wrapper: "weakref.ref[DistributedDataParallel]"
     line: str
     inside: bool
-    """Made while the resilient function ran."""
+    """True if it was made while the resilient function ran."""
     number: int
-    """Its place among those made inside, or among those made outside, whether they live or not."""
+    """Its place among the wrappers made inside, or among those made outside, whether they live or not."""
 
 
 _made: list[_KnownWrapper] = []
 _counts = {False: 0, True: 0}
-"""How many were made outside and inside."""
+"""How many wrappers were made outside (False) and inside (True)."""
 _watching = False
 _inside = False
 
 
 def watch() -> None:
-    """Know every wrapper that is made from now on. Once per process; later calls change nothing."""
+    """Record every wrapper that is made from now on. Once per process; later calls change nothing."""
     global _watching  # noqa: PLW0603 - one per process
     if not _watching:
         _watching = True
@@ -47,13 +47,13 @@ def watch() -> None:
 
 
 def watching() -> bool:
-    """Whether wrappers are known at all."""
+    """Return whether wrappers are recorded at all."""
     return _watching
 
 
 @contextmanager
 def inside() -> Iterator[None]:
-    """What is made meanwhile is made inside the resilient function."""
+    """Count wrappers made in this context as made inside the resilient function."""
     global _inside  # noqa: PLW0603 - one per process
     _inside = True
     try:
@@ -63,23 +63,26 @@ def inside() -> Iterator[None]:
 
 
 def living() -> list[DistributedDataParallel]:
-    """The wrappers that are still there, in the order of their making."""
+    """Return the living wrappers, in the order of their making."""
     _made[:] = [known for known in _made if known.wrapper() is not None]
     return [wrapper for known in _made if (wrapper := known.wrapper()) is not None]
 
 
 def line_of(wrapper: DistributedDataParallel) -> str:
-    """`file:line` of the script that made this wrapper."""
+    """Return `file:line` of the script that made this wrapper."""
     return next((known.line for known in _made if known.wrapper() is wrapper), "an unknown line")
 
 
 def made_inside(wrapper: DistributedDataParallel) -> bool:
-    """Whether this wrapper was made while the resilient function ran: a newcomer has none like it when it joins."""
+    """Return whether this wrapper was made while the resilient function ran.
+
+    A newcomer has none like it when it joins.
+    """
     return any(known.inside for known in _made if known.wrapper() is wrapper)
 
 
 def places() -> tuple[int, dict[int, DistributedDataParallel]]:
-    """Return how many wrappers were made outside, and those of them that live, by their places among them."""
+    """Return how many wrappers were made outside, and the living ones of them by their place among these."""
     return _counts[False], {
         known.number: wrapper for known in _made if not known.inside and (wrapper := known.wrapper()) is not None
     }

@@ -1,4 +1,4 @@
-"""An order done, and its result written to a descriptor: what a forked and a cold process have in common."""
+"""An order done, and its result written to a descriptor: the common part of a forked and a cold process."""
 
 import os
 
@@ -9,7 +9,7 @@ from taskd.wire.probes import ProbeOrder
 
 
 def answer(order: ProbeOrder, result_fd: int) -> None:
-    """Do it and write one `ProbeResult` as JSON. Whoever reads may be gone: then nobody wants it."""
+    """Do an order and write one `ProbeResult` as JSON. If the reader is gone, the result is dropped."""
     rest = memoryview(msgspec.json.encode(run_probe(order)))
     try:
         while rest:

@@ -1,13 +1,13 @@
-"""How fast a device multiplies matrices, and whether it multiplies them right.
+"""The speed at which a device multiplies matrices, and the check of its products.
 
 Rules:
 
-1. The answer is known beforehand: A = s·t', B = (t·w)·r' with signs t and w, so that A·B = sum(w)·s·r'. Every factor
-   and every sum on the way is exact, of bf16 too with sums in fp32, so one wrong term in one element shows.
-2. The rate is work by the wall over rounds of one period of a CPU quota: what stops the process counts. The median
-   of rounds counts, and rounds that differ are followed by more, so that a neighbour's short burst does not.
-3. On the CPU each of this process's cores has a thread that waits for no other: a barrier between threads would make
-   a neighbour on one core look like a machine of a tenth of the speed.
+1. The answer is known beforehand: A = s·t', B = (t·w)·r' with signs t and w, so A·B = sum(w)·s·r'. Every factor and
+   every intermediate sum is exact, of bf16 too with sums in fp32. So one wrong term in one element shows.
+2. The rate is work by the wall clock over rounds of one period of a CPU quota, so every stop of the process counts. The
+   median of rounds counts. Rounds that differ are followed by more, so a neighbour's short burst does not count.
+3. On the CPU each of this process's cores has a thread that waits for no other. With a barrier between threads, a
+   neighbour on one core would look like a machine of a tenth of the speed.
 """
 
 import os
@@ -24,7 +24,7 @@ from taskd.adaptors.nodecheck.throttling import waited_s
 from taskd.errors import ProbeError
 
 ROUND_S: Final = 0.1
-"""One period of a CPU quota, by Linux' default."""
+"""One period of a CPU quota, Linux' default, in seconds."""
 _FEWEST_ROUNDS: Final = 2
 _MOST_ROUNDS: Final = 5
 _AGREEMENT: Final = 0.1
@@ -32,12 +32,12 @@ _BATCH_S: Final = 0.02
 _CPU_SIZE: Final = 384
 _DEVICE_SIZE: Final = 8192
 _BALANCE: Final = 32
-"""sum(w): small, so that a single wrong term is not lost in rounding."""
+"""The value of sum(w): small, because rounding would hide a single wrong term in a large one."""
 
 
 @dataclass(frozen=True)
 class Computed:
-    """The rate of all threads of this process together, and the share of the time that they waited for a CPU."""
+    """Rate of all threads of this process together, and the share of the time that they waited for a CPU."""
 
     tflops: float
     waited: float
@@ -86,18 +86,18 @@ class _Product:
 
 
 def _signs(places: torch.Tensor, seed: int) -> torch.Tensor:
-    """+1 and -1 without a pattern, and the same everywhere."""
+    """Return signs, +1 and -1, without a pattern and the same everywhere."""
     return 1.0 - 2.0 * ((places + seed) * 2654435761 >> 16 & 1)
 
 
 def compute(device: Device, local_world_size: int) -> Computed:
-    """Measure. Raises `ProbeError` if a product is wrong."""
+    """Measure the rate of a device. Raise `ProbeError` if a product is wrong."""
     if device.kind == "cpu":
         threads = max(1, len(os.sched_getaffinity(0)) // local_world_size)
         return _rounds(device, [_Product.on(device.torch) for _ in range(threads)], batch=1)
     product = _Product.on(device.torch)
     product.run()
-    product.check()  # waits for it, like `item` of any kind
+    product.check()  # waits for the product, like `item` of any kind
     start_s = time.perf_counter()
     product.run()
     device.synchronize()
@@ -130,7 +130,7 @@ class _Share:
     def work(self) -> None:
         torch.set_num_threads(1)
         try:
-            self.device.select()  # each thread has a current one of its own
+            self.device.select()  # each thread has a current device of its own
             self._work()
         except (ProbeError, RuntimeError) as error:
             self.error = error

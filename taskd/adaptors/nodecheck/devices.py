@@ -1,9 +1,10 @@
-"""The device of one check process: found, counted, and named; and what is installed on the node to use it.
+"""The device of one check process: found, counted, and named; and the node's installed software for it.
 
 Rules:
 
-1. Nothing here computes. A device that hangs is the matter of whoever bounds the time.
-2. A node whose accelerator torch cannot use is a failure, not a node without one; who hides it on purpose has none.
+1. Nothing here computes. A device that hangs is left to the caller, who limits the time.
+2. A node whose accelerator torch cannot use is a failure, not a node without one. A user who hides it on purpose has
+   none.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ _BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _SOURCE: Final = re.compile(r"\[(enforce fail at )?[^][\s]*\.(cc|cpp|h):\d+\] *")
 _PORT: Final = re.compile(r"\]:\d+")
 _FREE_SHARE: Final = 0.9
-"""Of an accelerator's memory. Less is free: somebody else is on it, or was."""
+"""Share of an accelerator's memory that must be free. If less is free, somebody else uses it, or did."""
 _DRIVERS: Final = ("/proc/driver/nvidia/version", "/usr/local/Ascend/driver/version.info")
 
 
@@ -41,26 +42,26 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
-        """As torch names it."""
+        """The device in torch's terms."""
         return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, self.index)
 
     @property
     def backend(self) -> str:
-        """What its collectives run on."""
+        """Backend of its collectives."""
         return _BACKENDS[self.kind]
 
     @property
     def synchronize(self) -> Callable[[], object]:
-        """Waits until it has done what it was given."""
+        """Function that waits until the device has done all of its work."""
         return (lambda: None) if self.kind == "cpu" else getattr(torch, self.kind).synchronize
 
     def select(self) -> None:
-        """Make it this thread's current one."""
+        """Make it this thread's current device."""
         if self.kind != "cpu":
             getattr(torch, self.kind).set_device(self.index)
 
     def name(self) -> str:
-        """The model."""
+        """Return the model's name."""
         return _cpu_model() if self.kind == "cpu" else str(getattr(torch, self.kind).get_device_name(self.index))
 
     def check_unused(self) -> None:
@@ -76,7 +77,7 @@ class Device:
 
 
 def find(kind: str, index: int, local_world_size: int) -> Device:
-    """A device by its number; `kind` "" is whatever there is. Raises `ProbeError`."""
+    """Return a device by its number; `kind` "" is whatever there is. Raise `ProbeError` if it cannot be used."""
     chosen = kind or present()
     if chosen not in _BACKENDS:
         raise ProbeError(f"found device {chosen!r}, expected one of {', '.join(_BACKENDS)}")
@@ -96,7 +97,7 @@ def find(kind: str, index: int, local_world_size: int) -> Device:
 
 
 def present() -> str:
-    """The kind of device that this node has, even if torch cannot use it."""
+    """Return the kind of device that this node has, even if torch cannot use it."""
     for kind in ("npu", "cuda"):
         module = getattr(torch, kind, None)
         if module is not None and module.is_available():
@@ -121,7 +122,7 @@ def _why_not(kind: str) -> str:
 
 
 def one_line(error: BaseException | str, most_chars: int = 240) -> str:
-    """An error's text without what C++ adds: places in its source, ports that differ by rank, advice, the stack."""
+    """Return an error's text without C++'s additions: source places, ports that differ by rank, advice, the stack."""
     text = _SOURCE.sub("", str(error)).partition(" This is typically caused by")[0].strip()
     text = _PORT.sub("]", text).rstrip(".")
     first = " ".join(text.partition("\nException raised from")[0].split())
@@ -130,7 +131,7 @@ def one_line(error: BaseException | str, most_chars: int = 240) -> str:
 
 
 def versions(device: Device) -> dict[str, str]:
-    """What two nodes of one job should have alike."""
+    """Return the versions that two nodes of one job should have in common."""
     found = {
         "torch": str(torch.__version__),
         "python": platform.python_version(),

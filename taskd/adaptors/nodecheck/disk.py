@@ -1,6 +1,6 @@
-"""Whether the run directory takes a file, keeps it and gives it back; and how fast.
+"""The check that the run directory takes a file, keeps it and gives it back; and its speed.
 
-The file has no name (or loses it before anything is written), so that nothing is left whatever happens.
+The file has no name (or loses it before anything is written), so nothing is left whatever happens.
 """
 
 import contextlib
@@ -26,7 +26,11 @@ _REMEDIES: Final = {
 
 
 def disk(run_dir: str) -> float:
-    """Written and synced, in 10**6 bytes a second. Raises `ProbeError`."""
+    """Return the rate of writing and syncing, in 10**6 bytes a second.
+
+    Raises:
+        ProbeError: a file cannot be written, or comes back changed.
+    """
     try:
         descriptor = _nameless(Path(run_dir))
         try:
@@ -42,7 +46,7 @@ def disk(run_dir: str) -> float:
 
 
 def _nameless(directory: Path) -> int:
-    with contextlib.suppress(OSError):  # some file systems cannot
+    with contextlib.suppress(OSError):  # some file systems have no nameless files
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     descriptor, name = tempfile.mkstemp(prefix=".taskd-check-", dir=directory)
     os.unlink(name)
@@ -56,7 +60,7 @@ def _measure(descriptor: int, run_dir: str) -> float:
     os.fsync(descriptor)
     elapsed_s = time.perf_counter() - start_s
     with contextlib.suppress(OSError):
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # to be read from the disk, where it can be
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # to be read from the disk, where that is possible
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb", closefd=False) as file:
         for number in range(_CHUNKS):

@@ -2,7 +2,7 @@
 
 Rules:
 
-1. This process has one thread, or it does not fork: whoever calls this sees to it (`quiet_imports`).
+1. This process has one thread, or it does not fork: the caller ensures this (`quiet_imports`).
 2. A child ends with this process, and has its order's time and a little more; then it is killed.
 3. Whatever becomes of a child, there is an answer for its order.
 """
@@ -33,16 +33,16 @@ _STORE_TIMEOUT_S: Final = 30.0
 
 
 def quiet_imports() -> None:
-    """Import what the check needs, in such a way that no library starts threads."""
+    """Import the modules of the check, in such a way that no library starts threads."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's; torch has its own setting, set by each check process
     importlib.import_module("torch.distributed")
     importlib.import_module("taskd.adaptors.nodecheck.answer")
 
 
 def default_nproc(device: str) -> int:
-    """One process for each accelerator; without one 2, so that there is a trial, or 1 on a machine of one core.
+    """Return the number of processes: one for each accelerator; without one 2, for a trial, or 1 if there is one core.
 
-    A child counts: a process that has asked a driver cannot fork children that use it.
+    A child counts: a process that has used a driver cannot fork children that use it.
     """
     told, tell = os.pipe()
     child = _fork(lambda: os.write(tell, str(_count(device)).encode()))
@@ -76,13 +76,13 @@ def check_node(orders: Sequence[ProbeOrder]) -> list[ProbeResult]:
         return _collect(children)
     finally:
         for child in children:
-            child.end(late=True)  # those that were not waited for
+            child.end(late=True)  # the children that were not waited for
 
 
 def halves(count: int, base: ProbeOrder, port: int) -> list[ProbeOrder]:
-    """A trial between two halves of this machine's ranks, as if they were two nodes; the last of an odd number rests.
+    """Return the orders of a trial between two halves of this machine's ranks, as if they were two nodes.
 
-    The second half uses the devices after those of the first.
+    The last of an odd number rests. The second half uses the devices after those of the first.
     """
     half, made = count // 2, []
     for first in (True, False):
@@ -96,7 +96,11 @@ def halves(count: int, base: ProbeOrder, port: int) -> list[ProbeOrder]:
 
 @contextlib.contextmanager
 def store_process(port: int = 0) -> Iterator[int]:
-    """A process with a store for a trial; its port, by default one that the system chooses. Raises `ProbeError`."""
+    """Run a process with a store for a trial; yield its port, by default chosen by the system.
+
+    Raises:
+        ProbeError: the store does not start in time.
+    """
     told, tell = os.pipe()
     until, keep = os.pipe()
     child = _fork(lambda: _serve(port, tell, until))
@@ -145,18 +149,18 @@ class _Child:
         return self.start_s + self.order.timeout_s + _GRACE_S
 
     def read(self) -> bool:
-        """Take what has come; whether more may come."""
+        """Read the data that has come; return whether more may come."""
         part = os.read(self.pipe, _CHUNK_BYTES)
         self.answer += part
         return bool(part)
 
     def end(self, *, late: bool = False) -> ProbeResult | None:
-        """Kill and reap it, once. Its answer, or what its end says."""
+        """Kill and reap the child, once. Return its answer, or else the result that its end gives."""
         if self._reaped:
             return None
         elapsed_s = time.monotonic() - self.start_s
         if self.answer or late:
-            os.kill(self.pid, signal.SIGKILL)  # it has said all
+            os.kill(self.pid, signal.SIGKILL)  # its answer is complete
         _, status = os.waitpid(self.pid, 0)
         self._reaped = True
         os.close(self.pipe)

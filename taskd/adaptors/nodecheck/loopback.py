@@ -2,11 +2,11 @@
 
 Rules:
 
-1. The address is the one given; else that of the interface that is set for gloo or NCCL; else that of the host's
-   name, and 127.0.0.1 if the name leads nowhere, as gloo does it.
-2. One thread sends and receives in turn, without blocking. Of some slices the fastest counts: what keeps the process
-   from its CPU shows where computing is measured.
-3. The address is one that strangers reach: only the own connection counts.
+1. The address is the given one, else that of the interface that is set for gloo or NCCL. Else it is that of the host's
+   name, or 127.0.0.1 if the name leads nowhere, as in gloo.
+2. One thread sends and receives in turn, without blocking. Of some slices the fastest counts: the probe of computing
+   measures delays of the process on its CPU.
+3. Strangers can reach the address too: only the own connection counts.
 """
 
 import contextlib
@@ -32,7 +32,11 @@ _INTERFACES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HCCL_SOCKET_I
 
 
 def loopback(address: str) -> float:
-    """Sent and received in 10**9 bytes a second; `address` "" is looked up. Raises `ProbeError`."""
+    """Return the rate of sending and receiving in 10**9 bytes a second; `address` "" is looked up.
+
+    Raises:
+        ProbeError: there is no connection, or bytes came back changed.
+    """
     chosen = address or own_address()
     try:
         with _connected(chosen) as (sender, receiver):
@@ -49,7 +53,7 @@ def loopback(address: str) -> float:
 
 
 def own_address() -> str:
-    """Where this node's collectives listen. Raises `ProbeError` if an interface is set that has no address."""
+    """Return this node's address for collectives. Raise `ProbeError` if an interface is set that has no address."""
     env = environment()
     for variable in _INTERFACES:
         name = env.get(variable, "").split(",")[0].lstrip("=")
@@ -93,7 +97,7 @@ def _connected(address: str) -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def _accepted(listener: socket.socket, sender: socket.socket) -> socket.socket:
-    """Our own connection. Whoever else comes is sent away: what a stranger sends is no fault of this node."""
+    """Return our own connection. Any other is closed: a stranger's data is no fault of this node."""
     end_s = time.monotonic() + _STALL_S
     while True:
         receiver, peer = listener.accept()
@@ -105,7 +109,7 @@ def _accepted(listener: socket.socket, sender: socket.socket) -> socket.socket:
 
 
 def _slice(sender: socket.socket, receiver: socket.socket) -> float:
-    """Send and receive some blocks; the rate."""
+    """Send and receive some blocks; return the rate."""
     start_s = time.perf_counter()
     for _ in range(_SLICE_BLOCKS):
         got, unsent, came = bytearray(len(_BLOCK)), memoryview(_BLOCK), 0

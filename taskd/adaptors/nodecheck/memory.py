@@ -1,7 +1,7 @@
-"""How fast the device's memory is copied, and whether the copy is the same.
+"""The speed at which the device's memory is copied, and the comparison of the copy.
 
-What keeps the process from its CPU shows where computing is measured, not here: of some copies the fastest counts, and
-on a CPU the time is that of the thread.
+The probe of computing measures delays of the process on its CPU; this one does not. Of some copies the fastest counts,
+and on a CPU the time is that of the thread.
 """
 
 import time
@@ -20,7 +20,7 @@ _BUDGET_S: Final = 0.1
 
 
 def memory(device: Device) -> float:
-    """Copied in 10**9 bytes a second. Raises `ProbeError` if a copy differs."""
+    """Return the rate of copying in 10**9 bytes a second. Raise `ProbeError` if a copy differs."""
     size_bytes = _CPU_BYTES if device.kind == "cpu" else _DEVICE_BYTES
     source = torch.arange(size_bytes // _WORD_BYTES, dtype=torch.int32, device=device.torch)
     source.mul_(-1640531527)  # odd, so every word is another one
@@ -38,5 +38,5 @@ def memory(device: Device) -> float:
                 f"the memory of {device.torch} is faulty: {wrong} of {source.numel()} words differ after a copy; take "
                 "the device out of service"
             )
-        copy.bitwise_not_()  # what the next copy fails to write shows
+        copy.bitwise_not_()  # so a word that the next copy fails to write shows
     return size_bytes / max(min(times_s), 1e-9) / 1e9

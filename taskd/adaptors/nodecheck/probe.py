@@ -1,11 +1,11 @@
-"""All that one check process does, within its time.
+"""The whole work of one check process, within its time.
 
 Rules:
 
-1. The work is done on a thread of its own, and the result is given by the one that watches the time: a device, disk or
+1. The work is done on a thread of its own, and the thread that watches the time gives the result. A device, disk or
    mount that never answers costs the timeout, and the result names it.
-2. A failure ends one probe, not the check: the cause tells all of them.
-3. A process that has done an order is of no further use; it ends by `os._exit`, since a thread may hang in it and the
+2. A failure ends one probe, not the check: the cause names all of them.
+3. A process that has done an order is of no further use. It ends by `os._exit`, since a thread may hang in it and the
    destructors of groups wait for their peers.
 """
 
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 _LAST_SHARE: Final = 0.05
 _LAST_S: Final = 0.5
-"""Of the time, for the answer: this share of it, and no more than so much."""
+"""Part of the time that is kept for the answer: this share of it, and at most so many seconds."""
 _WORTH_TELLING: Final = 0.15
 _T = TypeVar("_T")
 
 
 def run_probe(order: ProbeOrder) -> ProbeResult:
-    """Do what is ordered. Never raises, and returns within `order.timeout_s`. Rule 3 holds for this process."""
+    """Do an order. Never raises, and returns within `order.timeout_s`. Rule 3 holds for this process."""
     limit_s = order.timeout_s - min(_LAST_S, order.timeout_s * _LAST_SHARE)
     sheet = _Sheet(order, time.monotonic() + limit_s)
     worker = threading.Thread(target=sheet.fill, name="taskd-probe", daemon=True)
@@ -51,7 +51,7 @@ def run_probe(order: ProbeOrder) -> ProbeResult:
 
 @dataclass
 class _Sheet:
-    """What is found, filled in by one thread and read by another."""
+    """The findings so far, filled in by one thread and read by another."""
 
     order: ProbeOrder
     deadline_s: float
@@ -69,7 +69,7 @@ class _Sheet:
         """Do the work."""
         try:
             self._work()
-        except Exception as error:  # the top of a thread: whatever was not foreseen is the result
+        except Exception as error:  # the top of a thread: an unexpected error is the result
             logger.exception("the check process of local rank %d failed in %s", self.order.local_rank, self.stage)
             self.failures.append(f"{self.stage}: {type(error).__name__}: {one_line(error)}")
         self.done = True
@@ -104,7 +104,7 @@ class _Sheet:
             self.rates["compute_tflops"] = found.tflops
             self._explain(found.waited, quotas)
         self._rate("memory_gbps", "memory", lambda: memory(device))
-        if order.local_rank == 0:  # the node has one of these
+        if order.local_rank == 0:  # one rank is enough: the node has one of these
             self._rate("loopback_gbps", "loopback", lambda: loopback(order.address))
             if order.run_dir:
                 self._rate("disk_mbps", "disk", lambda: disk(os.fsdecode(order.run_dir)))
@@ -131,7 +131,7 @@ class _Sheet:
         return None
 
     def result(self) -> ProbeResult:
-        """What is known now."""
+        """Return the result by the findings so far."""
         elapsed_s = time.monotonic() - self.start_s
         hung = "" if self.done else f"{self.stage} did not end within the {self.order.timeout_s:g} s that there were"
         own = self._own(hung, elapsed_s) if self.order.own else None

@@ -1,4 +1,4 @@
-"""What has kept this process from a CPU: a quota of its cgroup, or others that wanted the same CPU. Never raises."""
+"""The causes that have kept this process from a CPU: a quota of its cgroup, or other processes. Never raises."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 def waited_s() -> float:
-    """For how long this thread was ready to run and did not: its whole life. 0.0 if the kernel does not count it."""
+    """Return how long this thread was ready to run and did not, in its whole life; 0.0 if the kernel keeps no count."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -25,7 +25,10 @@ class Quotas:
         self._before = {directory: _stopped(directory) for directory in _directories()}
 
     def stopped_since(self) -> tuple[int, str]:
-        """In how many periods a quota has stopped this process's cgroup since this was made; which one most."""
+        """Return the highest number of periods in which a quota stopped a cgroup of this process, and that cgroup.
+
+        The count starts when this object is made.
+        """
         rises = [(_stopped(directory) - before, str(directory)) for directory, before in self._before.items()]
         return max(rises, default=(0, ""))
 

@@ -1,14 +1,14 @@
-"""A collective between the ranks of two nodes: does it arrive, is it right, how fast is the link.
+"""A collective between the ranks of two nodes: it tests arrival and content, and measures the link's speed.
 
 Rules:
 
 1. The group is an object of its own: nothing of `torch.distributed`'s global state is touched. The nodes meet at the
    store of the first one, under the trial's name.
-2. All ranks decide alike how to go on, since they decide by times that all of them have: each transfer is followed by
-   a small all-gather of what it took, and the longest counts. It is also the barrier before the next one.
-3. Transfers grow until one takes long enough to be measured. So a slow link is measured in small ones, and in time.
-   Of the last ones the fastest counts: what keeps a process from its CPU makes some slow, a slow link all.
-4. Every element that arrives is compared. A slow link is a result; one that is cut is a failure within the timeout.
+2. All ranks decide alike how to go on, since they decide by times that all of them have. After each transfer a small
+   all-gather exchanges its durations, and the longest counts. It is also the barrier before the next one.
+3. Transfers grow until one takes long enough to be measured. So a slow link is measured in small ones, and in time. Of
+   the last ones the fastest counts: a busy CPU makes some of them slow, a slow link all.
+4. Every element that arrives is compared. A slow link is a result; a cut link is a failure within the timeout.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ _WORD_BYTES: Final = 4
 _FIRST_BYTES: Final = 64 << 10
 _MOST_BYTES: Final = {"cpu": 64 << 20}
 _MOST_DEVICE_BYTES: Final = 256 << 20
-"""Through the link in one transfer, in each direction."""
+"""Most bytes through the link in one transfer, in each direction."""
 _LONG_ENOUGH_S: Final = 0.01
 _MOST_GROWTH: Final = 8
 _SAMPLES: Final = 12
 _BUDGET_S: Final = 0.25
-"""For the samples: on a slow link there are fewer, but one at least."""
+"""Time for the samples, in seconds: on a slow link there are fewer, but one at least."""
 _PINGS: Final = 20
 _ROUND_STEP: Final = 7_919
 _RANK_STEP: Final = 1_000_003
@@ -48,11 +48,11 @@ _kept: list[Any] = []
 """Groups are never destroyed: that may wait for a peer, and the process ends anyway."""
 _WATCHDOG: Final = timedelta(seconds=60)
 _STORE_SHARE: Final = 0.95
-"""Of the time left: torch's own timeouts come before ours, since they name the peer."""
+"""Share of the remaining time for torch's own timeouts: they come before ours, since they name the peer."""
 
 
 def run_trial(order: ProbeOrder, device: Device, deadline_s: float, tell: Callable[[str], None]) -> TrialResult:
-    """Take part in the trial of `order`; `deadline_s` is on the monotonic clock. `tell` is told what it is at."""
+    """Take part in the trial of `order`; `deadline_s` is on the monotonic clock. `tell` receives each stage."""
     trial, start_s = order.trial, time.monotonic()
     assert trial is not None
     per_node = order.local_world_size
@@ -60,7 +60,7 @@ def run_trial(order: ProbeOrder, device: Device, deadline_s: float, tell: Callab
     stage = ""
 
     def enter(name: str) -> timedelta:
-        """The next stage; what time is left."""
+        """Enter the next stage; return the time that is left for it."""
         nonlocal stage
         stage = name
         tell(f"the trial with {trial.peer}: {name}")
@@ -92,7 +92,10 @@ def run_trial(order: ProbeOrder, device: Device, deadline_s: float, tell: Callab
 
 
 def _why(text: str, names: tuple[str, str], per_node: int) -> str:
-    """Who did not come, if the error says so: gloo then waits for the key of his rank. Nothing that differs by rank."""
+    """Return the cause in words, without anything that differs by rank.
+
+    It names the rank that did not come if the error does: gloo then waits for the key of that rank.
+    """
     if text.startswith("Timed out waiting"):
         return "the peer or the link was silent until the time was over"
     awaited = _AWAITED.search(text)
@@ -103,7 +106,7 @@ def _why(text: str, names: tuple[str, str], per_node: int) -> str:
 
 
 def _reach(host: str, port: int, timeout_s: float) -> None:
-    """Return when somebody answers there; torch's client keeps to no timeout where a network refuses its packets."""
+    """Return when a server answers there; torch's client keeps no timeout where a network refuses its packets."""
     end_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -115,11 +118,11 @@ def _reach(host: str, port: int, timeout_s: float) -> None:
                 raise ProbeError(
                     f"{host}:{port} does not answer ({why}), expected the store of the first node"
                 ) from error
-        time.sleep(_RETRY_S)  # nothing tells when a port of another machine opens
+        time.sleep(_RETRY_S)  # nothing signals that a port of another machine opens
 
 
 def _left(deadline_s: float) -> timedelta:
-    """The timeout of what begins now."""
+    """Return the timeout of a step that starts now."""
     return timedelta(seconds=max(0.1, (deadline_s - time.monotonic()) * _STORE_SHARE))
 
 
@@ -144,7 +147,7 @@ def _prefix(trial: Trial) -> str:
 
 
 def _leave(client: TCPStore, store: PrefixStore, prefix: str, rank: int, size: int) -> None:
-    """Wait until all have all they need of each other; the last rank to say so takes the trial's keys away."""
+    """Wait until all have all they need of each other; the last rank to report so deletes the trial's keys."""
     if store.add("left", 1) == size:
         store.set("all", "left")
         with contextlib.suppress(RuntimeError):  # keys that stay do no harm
@@ -153,12 +156,12 @@ def _leave(client: TCPStore, store: PrefixStore, prefix: str, rank: int, size: i
                 if f"{prefix}/" in key and not key.endswith("/all"):
                     client.delete_key(key)
     else:
-        with contextlib.suppress(dist.DistNetworkError):  # who serves the store leaves after the last one has come
+        with contextlib.suppress(dist.DistNetworkError):  # the host of the store leaves after the last rank has come
             store.wait(["all"])
 
 
 class _Pair:
-    """The group of two nodes, as one rank of it sees it."""
+    """The group of two nodes, in the view of one rank of it."""
 
     def __init__(self, group: Any, rank: int, size: int, device: Device, deadline_s: float) -> None:
         self._group = group
@@ -171,21 +174,21 @@ class _Pair:
         self._all = self._words(size)
 
     def agree_us(self, elapsed_us: int) -> int:
-        """The most that any rank says; all of them get the same."""
+        """Return the highest value of any rank; all of them get the same."""
         self._mine.fill_(elapsed_us)
         self._gather(self._all, self._mine)
         return int(self._all.max())
 
     def latency_s(self) -> float:
-        """The lower quartile of small all-gathers: a busy core makes many of them slow, a slow link all."""
+        """Return the lower quartile of small all-gathers: a busy core makes many of them slow, a slow link all."""
         times_s = sorted(self._timed(lambda: self._gather(self._all, self._mine)) for _ in range(_PINGS))
         return times_s[_PINGS // 4]
 
     def gbps(self) -> float:
-        """What arrives at this node through the link, 10**9 bytes a second.
+        """Return the rate at which data arrives at this node through the link, in 10**9 bytes a second.
 
-        An all-gather goes round a ring: of the link between two nodes each direction carries the parts of all ranks
-        but one.
+        An all-gather goes round a ring. In each direction the link between two nodes carries the parts of all ranks but
+        one.
         """
         most_bytes = _MOST_BYTES.get(self._device.kind, _MOST_DEVICE_BYTES)
         passing = self._size - 1
@@ -199,7 +202,10 @@ class _Pair:
             words = min(most_words, int(words * growth))
 
     def _transfers(self, words: int, enough_s: float) -> list[float]:
-        """Times of transfers in which each rank sends so many words: one if that is too short, else those that fit."""
+        """Return the times of transfers in which each rank sends so many words.
+
+        There is one time if it is below `enough_s`, else as many as fit into the budget.
+        """
         base = torch.arange(words, dtype=torch.int32, device=self._device.torch)
         mine, everyone = torch.empty_like(base), self._words(words * self._size)
         times_s: list[float] = []
@@ -222,7 +228,7 @@ class _Pair:
                 raise ProbeError(f"{wrong} of {base.numel()} words from rank {rank} of the pair arrived changed")
 
     def _mark(self, rank: int) -> int:
-        """What tells a rank's words of this round from those of others: nothing that stayed from before passes."""
+        """Return a number that differs by rank and round: words that stayed from another round fail the check."""
         return rank * _RANK_STEP + self._round * _ROUND_STEP
 
     def _words(self, count: int) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""What a rehearsal (`taskd run --rehearse`) has in each rank: an observer, which the script knows nothing of."""
+"""The part of a rehearsal (`taskd run --rehearse`) in each rank: an observer that is invisible to the script."""

@@ -2,10 +2,12 @@
 
 Rules:
 
-1. A kill is done once, whichever process of the rank comes there first: a file in the rehearsal's folder tells.
-2. At a commit all ranks meet, and then one dies while the others are held until they know of the death: what stands
-   behind the commit is left undone on every rank. That is where a fault strikes at worst, and not left to chance.
-3. A moment that a step does not have (a backward pass whose hooks nobody calls) is made up for at the optimizer's step.
+1. A kill is done once, whichever process of the rank comes there first: a file in the rehearsal's folder records it.
+2. At a commit all ranks meet. Then one dies, and the others are held until they have learnt of the death. So the code
+   behind the commit is left undone on every rank. That is the worst place for a fault, and here it does not depend on
+   chance.
+3. If a step does not have a planned moment (a backward pass whose hooks nobody calls), the kill is done at the
+   optimizer's step instead.
 """
 
 import io
@@ -30,14 +32,14 @@ _LOOK_S: Final = 0.002
 
 
 class Deaths:
-    """Those of this rank.
+    """Kills of this rank.
 
     Args:
         folder: of the rehearsal.
         rank: of this process.
         ranks: how many there are.
         kills: all that are planned, of every rank.
-        tell: is told the kill right before it is done.
+        tell: receives the kill right before it is done.
 
     Attributes:
         end_step: last step of the training, if this process was started anew after its end; else None.
@@ -54,21 +56,21 @@ class Deaths:
         self.recovered()
 
     def recovered(self) -> None:
-        """Training goes on: nobody is held for a death that has been."""
+        """Count the done kills as over: training goes on, and no rank is held for them any more."""
         self._over |= {kill.number for kill in self._all if self._mark(kill).exists()}
 
     def at(self, moment: Moment, step: int) -> None:
-        """This process has come there."""
+        """Do the kill that is planned for this moment and step, if there is one."""
         for kill in self._own:
             if kill.moment is moment and kill.step == step:
                 self.do(kill)
 
     def planned(self, moment: Moment, step: int) -> Kill | None:
-        """The kill of this rank at that moment, still to be done."""
+        """Return the kill of this rank at that moment that is not done so far."""
         return next((kill for kill in self._own if kill.moment is moment and kill.step == step), None)
 
     def in_backward(self, step: int, parameters: list[torch.nn.Parameter]) -> None:
-        """A training pass of this step begins: if this rank is to die in its backward pass, half of that is done."""
+        """Prepare the kill in the backward pass of this step, if planned: the process dies after half of that pass."""
         kill = self.planned(Moment.BACKWARD, step)
         if kill is None or self._late is kill:
             return
@@ -85,12 +87,12 @@ class Deaths:
             one.register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
 
     def before_optimizer(self) -> None:
-        """What is late is made up for."""
+        """Do a kill that its backward pass has missed."""
         if self._late is not None:
             self.do(self._late)
 
     def in_save(self, step: int, save: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A checkpoint is about to be written: if this rank is to die at it, it dies with half of it written."""
+        """Do the kill at a checkpoint, if planned: the process dies with half of the checkpoint written."""
         kill = self.planned(Moment.SAVING, step)
         if kill is None:
             return
@@ -106,7 +108,7 @@ class Deaths:
         self.do(kill)
 
     def at_commit(self, step: int) -> None:
-        """A step is committed. If a rank dies now: meet the others, and die, or wait until this one is to leave."""
+        """Do a kill at the commit of a step, if planned: meet the others, then die or wait for the order to leave."""
         link, runtime = worker.current(), current()
         for kill in self._all:
             if kill.moment not in _AT_COMMIT or kill.step != step or kill.number in self._over:
@@ -127,7 +129,7 @@ class Deaths:
         return self._mark(kill).exists() and link.interrupted
 
     def do(self, kill: Kill) -> None:
-        """Die, unless that was done before."""
+        """Die, unless a process of the rank did so before."""
         try:
             os.close(os.open(self._mark(kill), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:

@@ -1,9 +1,9 @@
-"""Which line of the script changes a thing: looked for line by line, in a run of its own.
+"""Search for the script's line that changes a thing: done line by line, in a run of its own.
 
 Rules:
 
-1. From the first commit on the interpreter tells of each line of the script; before each, what is watched is compared
-   with what it was, and the line before is the one that has changed it.
+1. From the first commit on, the interpreter reports each line of the script. Before each line, the watched things are
+   compared with their former state. If one differs, the line before has changed it.
 2. It is slow, and done for some steps only.
 """
 
@@ -16,11 +16,11 @@ from taskd.adaptors.groups.sites import is_users
 from taskd.adaptors.rehearsal.variables import script_frames
 
 Look = Callable[[FrameType, str], str]
-"""The fingerprint of a named thing, seen from a frame."""
+"""Fingerprint of a named thing, in the view of a frame."""
 
 
 class LineWatch:
-    """Watches `names`; `found(name, line)` is told each change."""
+    """A watch on `names`; `found(name, line)` receives each change."""
 
     def __init__(self, names: list[str], look: Look, found: Callable[[str, str], None]) -> None:
         self._names, self._look, self._found = names, look, found
@@ -29,7 +29,7 @@ class LineWatch:
         self._busy = False
 
     def start(self, frame: FrameType | None) -> None:
-        """From here on, in the functions that are being called too."""
+        """Start watching, also in the script's functions that are running now."""
         for one in script_frames(frame):
             if not self._line:
                 self._line = f"{one.f_code.co_filename}:{one.f_lineno}"
@@ -38,7 +38,7 @@ class LineWatch:
 
     @staticmethod
     def stop() -> None:
-        """Enough is known."""
+        """Stop watching: enough is known."""
         sys.settrace(None)
 
     def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:

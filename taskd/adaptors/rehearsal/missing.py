@@ -1,4 +1,4 @@
-"""What a script without a `TrainState` trains with, under its own names: what it would give to one."""
+"""The parts of a training without a `TrainState`, under the script's own names: they would be the state's parts."""
 
 import sys
 from types import FrameType
@@ -11,7 +11,7 @@ from taskd.adaptors.rehearsal.variables import script_frames
 _TRAINERS: Final = tuple(
     f"taskd.{name}" for name in ("hf", "lightning", "accelerate", "titan", "deepspeed", "megatron", "ray")
 )
-"""Public modules by which a trainer's training is protected. Outside of a job of taskd's they make no state."""
+"""Public modules by which a trainer's training is protected. Outside a job of taskd's they make no state."""
 
 
 def trainers_door() -> str:
@@ -20,7 +20,7 @@ def trainers_door() -> str:
 
 
 def trains_with(frame: FrameType) -> dict[str, Any]:
-    """The names under which a script holds what a TrainState would be given, and where its steps are."""
+    """Return the names under which a script holds the parts of a TrainState, and the place of its steps."""
     kinds: dict[str, str] = {}
     seen: set[int] = set()
     names = {**frame.f_globals}

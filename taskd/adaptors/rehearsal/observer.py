@@ -1,13 +1,12 @@
-"""The observer of a rehearsal: it sees what a rank's training does, writes it down, and ends it after some steps.
+"""The observer of a rehearsal: it records the activity of a rank's training, and ends the training after some steps.
 
 Rules:
 
-1. It comes by `sitecustomize`, into every Python that the rehearsal starts, with taskd and without. It does something
-   only in a rank, when that has made a `TrainState` or stepped an optimizer.
-2. It watches through the state's own methods and torch's public hooks, draws no random numbers, and changes nothing of
-   what it sees. In its one file for each rank whole lines are added, so that what a killed process saw is known.
-3. At the last step the rank waits to be ended: all ranks have come there then. A script that has fewer steps ends by
-   itself.
+1. It comes by `sitecustomize`, into every Python that the rehearsal starts, with taskd and without. It acts only in a
+   rank, once that rank has made a `TrainState` or stepped an optimizer.
+2. It watches through the state's own methods and torch's public hooks. It draws no random numbers, and changes nothing
+   that it observes. It appends whole lines to one file for each rank, so a killed process's observations are kept.
+3. At the last step the rank waits to be ended, until all ranks are there. A script with fewer steps ends by itself.
 4. Processes that are started anew after the end of the training record only errors and the lines of their last step.
 """
 
@@ -42,11 +41,11 @@ _LOOK_S: Final = 0.02
 _PASSING: Final = ("/dev/", "/proc/", "/sys/")
 _MOST_FILES: Final = 20
 _ENOUGH: Final = 3
-"""Steps of optimizers after which a script that has no state is known."""
+"""Optimizer steps after which a script counts as one without a state."""
 
 
 class TrainingObserver:
-    """That of one process of a rank."""
+    """The observer of one process of a rank."""
 
     def __init__(self, folder: Path, order: RehearsalOrder, rank: int, ranks: int) -> None:
         self.pid = os.getpid()
@@ -61,7 +60,7 @@ class TrainingObserver:
         self._behind = self._works = False
         self._evaluated = -1
         self._epoch: tuple[int, ...] | None = None
-        # Asked once: to find it opens files, and whoever asks while one is opened waits for itself.
+        # Computed once: to find it opens files, and a process that computes it while one is opened waits for itself.
         self._passing = (*_PASSING, f"{tempfile.gettempdir()}/", f"{folder.parent}/")
         self._opened: set[str] = set()
         self._begun_s = time.monotonic()
@@ -71,7 +70,7 @@ class TrainingObserver:
             self.note("anew")
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Write a line."""
+        """Write a line to the rank's file."""
         end = self._deaths.end_step
         if end is not None and kind not in ("anew", "died") and not (kind == "printed" and self._step >= end):
             return
@@ -79,19 +78,19 @@ class TrainingObserver:
 
     @property
     def _step(self) -> int:
-        """Committed steps."""
+        """Number of committed steps."""
         return 0 if self._recovery is None else self._recovery.step
 
-    # ---- what the state tells
+    # ---- Events of the state
 
     def made(self, parts: Parts) -> None:
-        """A TrainState was made."""
+        """Record that a TrainState was made, and shorten its loaders."""
         self.note("made", line=script_line())
         for text in shorten(parts):
             self.note("shortened", text=text)
 
     def enters(self, recovery: StateRecovery, *, begins: bool) -> None:
-        """The training begins here, or waits to join."""
+        """Record that the training starts here, or waits to join."""
         if self._recovery is None:
             self._recovery, self._parts = recovery, (parts := recovery.parts)
             self._own = _own(parts)
@@ -103,13 +102,13 @@ class TrainingObserver:
             self.note("begin", inside=_is_resilient(sys._getframe(2)))
 
     def goes_on(self, *, new: bool) -> None:
-        """A recovery is over."""
+        """Record that a recovery is over."""
         self._passes = 0
         self._deaths.recovered()
         self.note("on", new=new)
 
     def committed(self, step: int, loss: Any, *, whole: bool) -> None:
-        """A step is committed, by the script or for it; `whole` with the work that follows it."""
+        """Record a committed step, by the script or for it; `whole` with the work that follows it."""
         frame: FrameType | None = sys._getframe(2)
         self._passes, self._behind = 0, True
         by_script = next(script_frames(frame), None) is not None and not _is_adopting(frame)
@@ -129,13 +128,13 @@ class TrainingObserver:
             self._watch.start(frame)
 
     def returned(self) -> None:
-        """Strike here, if planned: the training function has returned on all ranks."""
+        """Do the kill planned for here, if any: the training function has returned on all ranks."""
         self._deaths.at(Moment.BEHIND, self._step)
 
-    # ---- what torch tells
+    # ---- Events of torch
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Record an optimizer's step, or do the kill that is planned behind it."""
         if self._parts is not None:
             if any(optimizer is one for one in self._parts.optimizers):
                 self._deaths.at(Moment.STEPPED, self._step + 1)
@@ -147,17 +146,17 @@ class TrainingObserver:
             self._wait()
 
     def steps(self) -> None:
-        """An optimizer is about to step."""
+        """Do a kill that was missed: an optimizer is about to step."""
         self._deaths.before_optimizer()
 
     def saves(self, save: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A checkpoint is about to be written."""
+        """Record that a checkpoint is about to be written, and do the kill that is planned there."""
         if self._parts is not None and is_users_call(sys._getframe(2)):
             self.note("save")
             self._deaths.in_save(self._step, save, args, kwargs)
 
     def opens(self, path: str) -> None:
-        """A file is opened to be written."""
+        """Record that a file is opened for writing."""
         if (
             not path.startswith(self._passing)
             and path not in self._opened
@@ -168,20 +167,20 @@ class TrainingObserver:
             self.note("wrote", path=path)
 
     def died(self, error: BaseException, trace: Any) -> None:
-        """An exception has come out of the script."""
+        """Record an exception that has left the script."""
         frames = list(traceback.walk_tb(trace))
         line = innermost(reversed(frames)) if frames else ""
         text = f"{type(error).__name__}: {error}"
         self.note("died", text=text[:2000], line=line, taskd=str(type(error).__module__ == "taskd.errors"))
 
-    # ---- inside
+    # ---- Internals
 
     def _hook(self, parts: Parts) -> None:
         for module in parts.modules:
             module.register_forward_pre_hook(_before_forward, with_kwargs=True)
 
     def before_forward(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A model of the state is about to be used."""
+        """Record that a model of the state is about to be used, and do the kills that are planned there."""
         parts = self._parts
         if parts is None or not any(module is one for one in parts.modules) or torch.compiler.is_compiling():
             return
@@ -209,7 +208,7 @@ class TrainingObserver:
         self._works = True
 
     def _work_ends(self) -> None:
-        """Work of `after_commit` is done, or an evaluation elsewhere is over."""
+        """Record that work of `after_commit` is done, or an evaluation elsewhere is over."""
         if self._works:
             self._works = False
             self.note("work")
@@ -247,7 +246,7 @@ class TrainingObserver:
             self._wait()
 
     def _wait(self) -> None:
-        """All is seen: the rehearsal ends this process as soon as all ranks are so far."""
+        """Wait until the rehearsal ends this process, which it does once all ranks are as far as this one."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         (self._folder / f"done-{self._rank}").touch()
@@ -258,14 +257,14 @@ class TrainingObserver:
 
 
 class _Hearing(logging.Handler):
-    """Hears taskd's own warnings; they are written as ever."""
+    """A handler that records taskd's own warnings; they are written as ever."""
 
     def __init__(self, observer: TrainingObserver) -> None:
         super().__init__(logging.WARNING)
         self._observer = observer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note it."""
+        """Record a warning."""
         if os.getpid() == self._observer.pid:
             self._observer.note("told", text=record.getMessage()[:2000])
         if not logging.getLogger().handlers and logging.lastResort is not None:
@@ -276,24 +275,24 @@ _before: Final[list[TrainingObserver]] = []
 
 
 def _before_forward(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A plain function: a model that carries it can be copied."""
+    """Call the observer's hook. This is a plain function, so a model that carries it can be copied."""
     for observer in _before:
         if observer.pid == os.getpid():
             observer.before_forward(module, args, kwargs)
 
 
 def watching(observer: TrainingObserver) -> None:
-    """Its hooks are called from now on, in place of another's."""
+    """Call the hooks of this observer from now on, in place of another's."""
     _before[:] = [observer]
 
 
 def is_users_call(frame: FrameType | None) -> bool:
-    """Whether the script is what calls here, and not a library for itself."""
+    """Return whether the script itself is the caller here, and not a library on its own account."""
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
 def _is_resilient(frame: FrameType | None) -> bool:
-    """Whether a resilient function is being entered."""
+    """Return whether a resilient function is being entered."""
     while frame is not None:
         if frame.f_code.co_name == "run" and frame.f_code.co_filename.endswith("training/session.py"):
             return True
@@ -310,12 +309,12 @@ def _is_adopting(frame: FrameType | None) -> bool:
 
 
 def _epoch_of(parts: Parts) -> tuple[int, ...]:
-    """The epoch, and the number of each loader's pass over its data."""
+    """Return the epoch, and the number of each loader's pass over its data."""
     return parts.epochs.now, *(getattr(place, "passes", 0) for place in parts.places.values())
 
 
 def _own(parts: Parts) -> frozenset[int]:
-    """Ids of what the state has: what is compared as its part, and what is in it."""
+    """Return the ids of the state's contents: its parts, which are compared as such, and the objects in them."""
     inner = [module for root in parts.modules for module in root.modules()]
     deeper = [
         value

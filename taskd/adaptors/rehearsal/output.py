@@ -1,9 +1,9 @@
-"""What the script prints, with the step at which it does and the line that does it.
+"""The script's printed lines, each with its step and the script's line that prints it.
 
 Rules:
 
-1. Lines of `print` and of `logging` are heard, in this process alone: not those of taskd, of bars, or of libraries.
-2. What is written goes where it went, unchanged.
+1. Lines of `print` and of `logging` are recorded, in this process alone: not those of taskd, of bars, or of libraries.
+2. Output goes where it went before, unchanged.
 """
 
 import os
@@ -15,11 +15,11 @@ from typing import Any
 from taskd.adaptors.groups.sites import is_users
 
 Hear = Callable[[str, str], None]
-"""Is told each line, and `file:line` of what has printed it."""
+"""Callback that receives each line, and `file:line` of the code that has printed it."""
 
 
 def listen(hear: Hear) -> None:
-    """Hear standard output and standard error from now on."""
+    """Listen to standard output and standard error from now on."""
     for stream in (sys.stdout, sys.stderr):
         _listen_to(stream, hear)
 
@@ -44,7 +44,7 @@ def _listen_to(stream: Any, hear: Hear) -> None:
 
 
 def _printing_line(frame: FrameType | None) -> str:
-    """`file:line` of the script, if it prints or logs; else ""."""
+    """Return `file:line` of the script, if it prints or logs; else ""."""
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "logging":
         frame = frame.f_back
     if frame is None or not is_users(frame.f_code.co_filename):

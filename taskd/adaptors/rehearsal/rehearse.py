@@ -2,10 +2,10 @@
 
 Rules:
 
-1. The script is run twice undisturbed under stock torchrun, then under taskd with kills; and once more undisturbed,
-   line by line, if it is not exact and something that it changes is to blame. With kills the job checks itself, and
-   goes on in place whatever it finds: what it finds is the reason if the kills show that something is not exact.
-2. Whatever is not torchrun's on one node with so many ranks is refused before anything runs.
+1. The script is run twice undisturbed under stock torchrun, then under taskd with kills. If it is not exact, and
+   something that it changes is to blame, it runs once more undisturbed, line by line. With kills the job checks itself,
+   and goes on in place whatever it finds. Its findings are the reason if the kills show that something is not exact.
+2. A command line that is not torchrun's on one node with so many ranks is refused before anything runs.
 """
 
 import re
@@ -36,7 +36,7 @@ _ERROR: Final = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exceptio
 
 @dataclass(frozen=True)
 class Script:
-    """What is to be rehearsed.
+    """The script to be rehearsed.
 
     Attributes:
         name: as the user named it.
@@ -53,7 +53,7 @@ class Script:
 
 @dataclass(frozen=True)
 class RehearsalReport:
-    """What came of a rehearsal."""
+    """The result of a rehearsal."""
 
     script: Script
     verdict: Verdict
@@ -66,11 +66,11 @@ class RehearsalReport:
 
 
 def parse(arguments: Sequence[str]) -> Script:
-    """torchrun's command line, for one node; two ranks unless it says otherwise.
+    """Parse torchrun's command line for one node, with two ranks unless it specifies another number.
 
     Raises:
-        RehearsalError: it is for several nodes, or what it starts is no Python of torchrun's.
-        SystemExit: torchrun does not understand it, and has said so.
+        RehearsalError: it is for several nodes, or the program is no Python script that torchrun starts.
+        SystemExit: torchrun cannot parse it, and has reported so.
     """
     with isolated():
         from torch.distributed.run import determine_local_world_size, get_args_parser
@@ -101,7 +101,7 @@ def parse(arguments: Sequence[str]) -> Script:
 def rehearse(
     script: Script, steps: int, limit_s: float, shared: Sequence[str], tell: Callable[[str], None]
 ) -> RehearsalReport:
-    """Rehearse it in a copy of the working directory. `tell` hears what is under way.
+    """Rehearse the script in a copy of the working directory. `tell` receives each stage as it starts.
 
     Raises:
         RehearsalError: the directory cannot be copied.
@@ -124,7 +124,7 @@ class _Rehearsal:
         self._script, self._place, self._job, self._steps, self._tell = script, place, job, steps, tell
 
     def play(self) -> RehearsalReport:
-        """All runs that are needed for a verdict."""
+        """Do all runs that a verdict needs."""
         self._tell("undisturbed, under stock torchrun")
         first = self._job.run(RehearsalOrder(self._steps, LEAST, _AFTER_S), taskd=False)
         verdict = of_undisturbed(first.records, _error(first))
@@ -189,7 +189,7 @@ def _seen(record: RankRecord) -> Seen:
 
 
 def _error(run: RehearsedRun) -> str:
-    """Why a run did not go as far as it should; "" if it did."""
+    """Return why a run did not go as far as it should; "" if it did."""
     if run.done or _aborts_at_its_end(run):
         return ""
     if run.late:
@@ -201,7 +201,10 @@ def _error(run: RehearsedRun) -> str:
 
 
 def _aborts_at_its_end(run: RehearsedRun) -> bool:
-    """torch aborts now and then as an interpreter ends under gloo's threads: the training was over."""
+    """Return whether the run aborted after its training, as torch does now and then.
+
+    It aborts if the interpreter ends under gloo's threads.
+    """
     records = run.records.values()
     over = all(record.committed and not record.facts.died for record in records)
     return over and len({record.committed for record in records}) == 1 and _ABORTS in run.output

@@ -1,11 +1,11 @@
-"""Shorter loaders for a rehearsal, so that epochs end within the steps that are rehearsed.
+"""Shorter loaders for a rehearsal, so epochs end within the rehearsed steps.
 
 Rules:
 
 1. Each run of a rehearsal has the same ones, so they are compared as they are.
 2. The number of batches keeps its remainder modulo 12. So a script with several batches a step leaves as many of them
    over at an epoch's end as before.
-3. Only loaders of torch's that are a part of the state, over a dataset with indices.
+3. Only torch's own loaders that are a part of the state are shortened, over a dataset with indices.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ class ShortBatches(Sampler[Any]):
 
 
 def shorten(parts: Parts) -> list[str]:
-    """Shorten what is long; return a sentence for each loader."""
+    """Shorten the long loaders; return a sentence for each."""
     told = []
     for name, loader in parts.positions.items():
         if not isinstance(parts.places.get(name), LoaderPlace) or hasattr(loader, "base_dataloader"):

@@ -1,10 +1,10 @@
-"""How the observer comes into a process: called by the `sitecustomize` of a rehearsal's folder, before the script runs.
+"""The observer's way into a process: a rehearsal's `sitecustomize` calls it, before the script runs.
 
 Rules:
 
-1. Nothing of torch is imported here: what is to be watched is looked at when the script has imported it.
-2. In a warm process of taskd this runs before it is known which rank it will be; so whatever is hooked asks then.
-3. What is hooked belongs to taskd, or is torch's public way to look on; `torch.save` alone is wrapped.
+1. Nothing of torch is imported here: each watched module is hooked when the script has imported it.
+2. In a warm process of taskd this runs before its rank is known. So each hook requests the observer when it is called.
+3. Hooks are set on taskd, or by torch's public interface for observers; `torch.save` alone is wrapped.
 """
 
 import os
@@ -27,7 +27,7 @@ _observer: "TrainingObserver | None" = None
 
 
 def begin(folder: str) -> None:
-    """Called while the interpreter starts."""
+    """Set the hooks. Called while the interpreter starts."""
     global _folder  # noqa: PLW0603 - one per process
     _folder = Path(folder)
     sys.path[:] = [entry for entry in sys.path if entry != folder]
@@ -41,7 +41,7 @@ def begin(folder: str) -> None:
 
 
 def observer() -> "TrainingObserver | None":
-    """That of this process, if it is a rank."""
+    """Return the observer of this process, None if it is no rank."""
     global _observer  # noqa: PLW0603 - one per process
     env = environment()
     if _observer is not None and _observer.pid == os.getpid():
@@ -142,7 +142,7 @@ def _watch_saves(module: ModuleType) -> None:
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    """The interpreter opens a file, or shows what has come out of the script."""
+    """Report to the observer that a file is opened, or that an exception has left the script."""
     if event == "open" and _observer is not None and isinstance(args[0], str) and int(args[2] or 0) & _WRITES:
         _observer.opens(os.path.abspath(args[0]))
     if event == "sys.excepthook" and threading.get_ident() == threading.main_thread().ident:

@@ -1,12 +1,12 @@
-"""The script's own variables at a commit: those of the functions that are being called there, and its globals.
+"""The script's own variables at a commit: those of the functions that are running there, and its globals.
 
 Rules:
 
-1. Of each variable there is one fingerprint, and one for each attribute of an object of the script's own classes: so a
+1. Each variable has one fingerprint. An object of the script's own classes has one for each attribute instead, so a
    difference has a name.
-2. Of a function's own variables only those are looked at that it goes on with from step to step: what a line makes of
-   the variable itself (`total += loss`), lists and the like. What each step makes anew follows from the rest.
-3. What the state holds is compared as its part, and is left out here. So are modules, functions and classes.
+2. A function's own variables are compared only if it carries them from step to step: variables that a line reads and
+   writes (`total += loss`), lists and the like. Variables that each step makes anew follow from the rest.
+3. The state's contents are compared as its parts, and are left out here. So are modules, functions and classes.
 """
 
 import dataclasses
@@ -26,24 +26,24 @@ from taskd.adaptors.training.fingerprints import Fingerprint
 
 _LEFT_OUT: Final = (ModuleType, FunctionType, type, functools.partial, DataLoader, Sampler, Dataset, torch.device)
 _KNOWN: Final = ("builtins", "collections", "numpy", "random", "torch")
-"""Modules whose objects are looked at; those of other libraries are their own affair."""
+"""Modules whose objects are compared; those of other libraries are left to them."""
 _MOST: Final = 400
 
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-    """One, as it is now."""
+    """One variable, as it is now."""
 
     name: str
     text: str
     moves: bool
-    """A tensor or a generator of random numbers is in it."""
+    """True if a tensor or a generator of random numbers is in it."""
     local: bool
-    """The training function makes it anew whenever it is called."""
+    """True if the training function makes it anew whenever it is called."""
 
 
 def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Those of the script's own code, from the innermost outwards."""
+    """Yield the frames of the script's own code, from the innermost outwards."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             yield frame
@@ -51,7 +51,7 @@ def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def variables(frame: FrameType | None, own: frozenset[int]) -> list[Variable]:
-    """All that are seen from here, each name once; `own` are ids of what the state holds."""
+    """Return all variables that this frame can reach, each name once; `own` are ids of the state's contents."""
     found: dict[str, Variable] = {}
     for name, value, local in _named(frame):
         if len(found) >= _MOST:
@@ -65,7 +65,7 @@ def variables(frame: FrameType | None, own: frozenset[int]) -> list[Variable]:
 
 
 def look_up(frame: FrameType | None, name: str) -> Any:
-    """What a variable or its attribute is now; None if it is not there."""
+    """Return the present value of a variable or its attribute; None if it is not there."""
     first, _, attribute = name.partition(".")
     for known, value, _ in _named(frame):
         if known == first:
@@ -84,7 +84,7 @@ def _named(frame: FrameType | None) -> Iterator[tuple[str, Any, bool]]:
             if not any(known is frame.f_globals for known in globals_):
                 globals_.append(frame.f_globals)
         elif code.co_name == "run" and "function" in code.co_freevars:
-            inside = False  # the decorated function's wrapper: what lies further out is made once
+            inside = False  # the decorated function's wrapper: objects further out are made once
         frame = frame.f_back
     for known in globals_:
         yield from ((name, value, False) for name, value in list(known.items()) if not name.startswith("__"))
@@ -100,7 +100,7 @@ def _of_function(code: CodeType, values: Mapping[str, Any], *, inside: bool) -> 
 
 @functools.cache
 def _carried(code: CodeType) -> frozenset[str]:
-    """Names of which one line of the function reads and writes the variable: `total += loss`."""
+    """Return the names of variables that one line of the function reads and writes: `total += loss`."""
     reads: dict[int, set[str]] = {}
     writes: dict[int, set[str]] = {}
     line = 0

@@ -1,4 +1,4 @@
-"""What taskd relies on in torch: one table, and how an installed torch is compared with it.
+"""taskd's expectations of torch: one table, and the comparison of an installed torch with it.
 
-`launcher` is what torchrun's process needs, `worker` what each rank needs. `seam` says how one line is compared.
+`launcher` has the needs of torchrun's process, `worker` those of each rank. `seam` defines how one line is compared.
 """

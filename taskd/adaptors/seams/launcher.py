@@ -1,4 +1,4 @@
-"""What taskd expects of torch's elastic agent and its rendezvous: the launcher's part of the table."""
+"""taskd's expectations of torch's elastic agent and its rendezvous: the launcher's part of the table."""
 
 from typing import Final
 

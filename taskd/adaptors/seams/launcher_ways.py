@@ -1,6 +1,6 @@
-"""What torch's launcher does in other ways in other versions, and what of ours is for each.
+"""Things that torch's launcher does differently in different versions, and our code for each.
 
-Nothing here imports torch: the table of seams names these, and is read before it is known whether torch fits.
+Nothing here imports torch: the table of seams names these classes, and is read before it is clear whether torch fits.
 """
 
 from collections.abc import Iterable
@@ -10,23 +10,23 @@ from typing_extensions import override
 
 
 class Tails(Protocol):
-    """Where torchrun's context keeps the followers of log files that it stops at its end."""
+    """The place where torchrun's context keeps the followers of log files that it stops at its end."""
 
     def of(self, context: Any) -> tuple[Any, ...]:
-        """Those that the context has begun with."""
+        """Return the followers that the context has started with."""
 
     def add(self, context: Any, tails: Iterable[Any]) -> None:
-        """Have the context stop these too."""
+        """Make the context stop these followers too."""
 
     def remove(self, context: Any, tail: Any) -> None:
-        """It has been stopped."""
+        """Remove a follower that has been stopped."""
 
     def options(self, tail: Any) -> dict[str, Any]:
-        """What a new follower takes over from `tail`, beside name, files, destination and prefixes."""
+        """Return the options that a new follower copies from `tail`, besides name, files, destination and prefixes."""
 
 
 class ListOfTails(Tails):
-    """One list, and lines may be filtered: the newer way."""
+    """The newer way: one list, and lines may be filtered."""
 
     @override
     def of(self, context: Any) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ class ListOfTails(Tails):
 
 
 class TwoTails(Tails):
-    """One for stdout and one for stderr: the older way. Ours are stopped with the one for stdout."""
+    """The older way: one follower for stdout and one for stderr. Ours are stopped with the one for stdout."""
 
     @override
     def of(self, context: Any) -> tuple[Any, ...]:
@@ -69,7 +69,7 @@ class TwoTails(Tails):
 
 
 class _Several:
-    """What torch calls of one follower, for several."""
+    """Several followers, with the methods that torch calls on one."""
 
     def __init__(self, first: Any) -> None:
         self._first = first
@@ -84,13 +84,13 @@ class _Several:
 
 
 class Binding(Protocol):
-    """How torchrun binds a rank's processes to the cores of its device."""
+    """torchrun's way to bind a rank's processes to the cores of its device."""
 
     def of(self, context: Any) -> Any:
-        """The binding that was asked for, None if none."""
+        """Return the requested binding, None if there is none."""
 
     def options(self, context: Any) -> dict[str, Any]:
-        """What torch's own start of one process takes for it."""
+        """Return the options for the binding in torch's own start of one process."""
 
 
 class NumaBinding(Binding):
@@ -106,7 +106,7 @@ class NumaBinding(Binding):
 
 
 class NoBinding(Binding):
-    """There is none yet."""
+    """A torch that has no binding yet."""
 
     @override
     def of(self, context: Any) -> None:

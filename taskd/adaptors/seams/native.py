@@ -1,6 +1,6 @@
-"""What the shim expects of the gloo inside torch: the functions before which its hooks stand, by their symbols.
+"""The shim's expectations of the gloo inside torch: the symbols of the functions that its hooks precede.
 
-The same names stand in csrc/binding.h. What is not exported under them is called past the hooks.
+csrc/binding.h has the same names. A function that is not exported under its name is called without its hook.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ FREEING: Final = _seams(
     f"{_TCP}13UnboundBuffer13abortWaitSendEv",
     f"{_TCP}13UnboundBuffer13abortWaitRecvEv",
 )
-"""By these a rank is freed from a collective that nobody ends."""
+"""Functions by which a rank is freed from a collective that nobody ends."""
 
 SEEING: Final = _seams(
     f"{_TCP}13UnboundBuffer4sendEimmm",
@@ -42,4 +42,4 @@ SEEING: Final = _seams(
     "_ZN4gloo9alltoallvERNS_16AlltoallvOptionsE",
     "_ZN4gloo7barrierERNS_14BarrierOptionsE",
 )
-"""By these the black box knows which collective a rank is in."""
+"""Functions by which the black box records the collective that a rank is in."""

@@ -1,10 +1,10 @@
-"""The table of seams, part by part: who compares it, and what goes on without it.
+"""The table of seams, part by part: the process that compares each part, and the job's behaviour without it.
 
 Rules:
 
-1. A part that does not fit is not used at all: what it would replace stays as torch made it.
-2. Nothing asks for a version. A torch that is newer than all that were tried is tried by its seams.
-3. `taskd doctor` and a job say the same of a torch, for both say it from here.
+1. A part that does not fit is not used at all: torch's own code stays in its place.
+2. No code checks a version. A torch newer than all tested ones is compared by its seams.
+3. `taskd doctor` and a job report the same of a torch, since both reports come from here.
 """
 
 import re
@@ -22,19 +22,19 @@ from taskd.errors import PatchError
 
 OLDEST: Final = (2, 6)
 NEWEST: Final = (2, 15)
-"""The oldest and the newest minor version of torch that fit; see docs/torch-versions.md for what was tried."""
+"""The oldest and the newest minor version of torch that fit; see docs/torch-versions.md for the tested ones."""
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One part of the table; `otherwise` is what a job does if a seam of it does not fit."""
+    """One part of the table; `otherwise` is a job's behaviour if a seam of the part does not fit."""
 
     name: str
     table: Sequence[Line]
     otherwise: str
 
     def misfit(self, look: Look | None = None) -> str:
-        """What does not fit and what follows, in a sentence each; "" if all fits. By default of the installed torch."""
+        """Return the misfit and its consequence, in a sentence each; "" if all fits. Default: the installed torch."""
         return _of_installed(self) if look is None else _misfit(self, look)
 
 
@@ -52,7 +52,7 @@ def _of_installed(part: Part) -> str:
     if not misfit:
         for choice in part.table:
             if isinstance(choice, Choice):
-                choice.find()  # kept too: a standby asks ahead of its rank's start
+                choice.find()  # cached too: a standby compares ahead of its rank's start
     return misfit
 
 
@@ -77,12 +77,12 @@ FOR_SEEING: Final = Part(
     "seeing gloo", SEEING, "The black box does not know gloo's collectives: a hang in one is found by its length alone"
 )
 IN_RANK: Final = (IN_WORKER, FOR_FREEING, FOR_SEEING)
-"""What a rank compares at its start; a standby has done so ahead."""
+"""Parts that a rank compares at its start; a standby has done so ahead."""
 PARTS: Final = (IN_LAUNCHER, IN_WORKER, FOR_FREEING, FOR_SEEING, IN_SHARDED, IN_PIPELINES, IN_BUILDS, IN_CHECKPOINT)
 
 
 def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:
-    """Each part that does not fit, and its sentences."""
+    """Yield each part that does not fit, and its sentences."""
     for part in PARTS:
         misfit = part.misfit(look)
         if misfit:
@@ -90,13 +90,13 @@ def misfits(look: Look | None = None) -> Iterator[tuple[Part, str]]:
 
 
 def minor(version: str) -> tuple[int, int]:
-    """Major and minor number of a version of torch; (0, 0) for one without numbers."""
+    """Return the major and minor number of a version of torch; (0, 0) for one without numbers."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     return (int(numbers[1]), int(numbers[2])) if numbers else (0, 0)
 
 
 def newer(version: str | None = None) -> str:
-    """A note if this torch, by default the installed one, is newer than all that were tried; else ""."""
+    """Return a note if this torch, by default the installed one, is newer than all tested ones; else ""."""
     version = version or torch_version()
     if minor(version) <= NEWEST:
         return ""

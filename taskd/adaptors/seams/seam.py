@@ -1,13 +1,13 @@
-"""One thing in torch that taskd relies on, and how the installed torch is compared with it.
+"""One thing in torch that taskd relies on, and its comparison with the installed torch.
 
 Rules:
 
-1. Data: whatever our code overrides, calls or reads in torch stands in a table of `Seam`s.
-2. Where torch has changed a thing between versions, a `Choice` stands in the table: its variants are named by what
-   torch has changed, and the first one that fits is used. Nothing else asks for a version.
-3. A process compares its whole part before it replaces anything; the first that does not fit raises `PatchError`.
+1. Data: a table of `Seam`s has everything that our code overrides, calls or reads in torch.
+2. If torch has changed a thing between versions, the table has a `Choice`. Its variants are named by torch's change.
+   The first variant that fits is used. No other code checks a version.
+3. A process compares its whole part before it replaces anything. The first difference raises `PatchError`.
 4. `EXACT` is for methods that torch calls on our subclass: one more parameter would already be a call that we cannot
-   take. `ACCEPTS` is for what we call ourselves, and for what we replace and hand on.
+   take. `ACCEPTS` is for functions that we call, or that we replace and pass the call on to.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Fit(Enum):
-    """How a seam is compared."""
+    """The ways to compare a seam."""
 
     EXACT = "takes exactly"
     ACCEPTS = "accepts"
@@ -39,18 +39,18 @@ class Fit(Enum):
 
 @dataclass(frozen=True)
 class TorchName:
-    """What a torch has under one name."""
+    """The facts about the object that a torch has under one name."""
 
     takes: tuple[str, ...] = ()
     """Parameters if it can be called; "**" for any others."""
     sets: tuple[str, ...] = ()
-    """What the constructor stores or reads."""
+    """Attributes that the constructor stores or reads."""
     has: tuple[str, ...] = ()
-    """"__init__" only if it is its own: every class inherits one."""
+    """Names of its attributes. "__init__" is among them only if the object has its own: every class inherits one."""
 
 
 Look = Callable[[str, str], "TorchName | str"]
-"""What stands in a module under a dotted name ("" for the module itself), or why nothing does."""
+"""Lookup of a module's dotted name ("" for the module itself): the facts about the object, or why there is none."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Seam:
     names: tuple[str, ...] = ()
 
     def difference(self, look: Look) -> str:
-        """What is otherwise in a torch, "" if it fits."""
+        """Return how a torch differs from this seam, "" if it fits."""
         found = look(self.module, self.attribute)
         if isinstance(found, str):
             return f"found no {self.attribute or self.module} in {self.module} ({found}), expected it there"
@@ -94,14 +94,14 @@ class Seam:
 
 @dataclass(frozen=True)
 class Variant(Generic[T]):
-    """One way in which torch does a thing, the seams by which it is known, and what of ours is for it."""
+    """One way in which torch does a thing, the seams that identify it, and our code for it (`use`)."""
 
     name: str
     seams: tuple[Seam, ...]
     use: T
 
     def difference(self, look: Look) -> str:
-        """What is otherwise in a torch, "" if it does the thing in this way."""
+        """Return how a torch differs from this variant, "" if it does the thing in this way."""
         return next(filter(None, (seam.difference(look) for seam in self.seams)), "")
 
 
@@ -113,11 +113,11 @@ class Choice(Generic[T]):
     variants: tuple[Variant[T], ...]
 
     def find(self, look: Look | None = None) -> Variant[T]:
-        """The first variant that fits, by default the installed torch. Raises `PatchError` if none does."""
+        """Return the first variant that fits, by default the installed torch. Raise `PatchError` if none does."""
         return _first_that_fits(self, look or installed)
 
     def difference(self, look: Look) -> str:
-        """What is otherwise in a torch in each variant, "" if one fits."""
+        """Return how a torch differs from each variant, "" if one fits."""
         differences = {variant.name: variant.difference(look) for variant in self.variants}
         if not all(differences.values()):
             return ""
@@ -136,7 +136,7 @@ Line = Seam | Choice[Any]
 
 
 def verify(table: Iterable[Line], look: Look | None = None) -> None:
-    """Compare a torch, by default the installed one, with a table. Raises `PatchError` for the first difference."""
+    """Compare a torch, by default the installed one, with a table. Raise `PatchError` for the first difference."""
     for line in table:
         if difference := line.difference(look or installed):
             version = torch_version()
@@ -146,7 +146,7 @@ def verify(table: Iterable[Line], look: Look | None = None) -> None:
 
 
 def seams_of(table: Iterable[Line]) -> Iterator[Seam]:
-    """All seams of a table, those of every variant too."""
+    """Yield all seams of a table, those of every variant too."""
     for line in table:
         if isinstance(line, Choice):
             for variant in line.variants:
@@ -156,13 +156,13 @@ def seams_of(table: Iterable[Line]) -> Iterator[Seam]:
 
 
 def torch_version() -> str:
-    """Version of the installed torch, as its own package says."""
+    """Return the version of the installed torch, as its package gives it."""
     version: str = importlib.import_module("torch").__version__
     return version
 
 
 def installed(module: str, attribute: str) -> TorchName | str:
-    """Look into the installed torch. Imports the module, or asks a library ("libtorch_cpu.so") for a symbol."""
+    """Look a name up in the installed torch: import its module, or search a library ("libtorch_cpu.so")."""
     if module.endswith(".so"):
         return _exported(module, attribute)
     try:
@@ -176,7 +176,7 @@ def installed(module: str, attribute: str) -> TorchName | str:
 
 def _is_own(found: object) -> Callable[[str], bool]:
     made = vars(found).get("__init__") if isinstance(found, type) else None
-    constructs = made is not None and not isinstance(made, WrapperDescriptorType)  # which only raises, if compiled
+    constructs = made is not None and not isinstance(made, WrapperDescriptorType)  # a compiled one only raises
     return lambda name: constructs or name != "__init__"
 
 
@@ -185,7 +185,7 @@ def _exported(library: str, symbol: str) -> TorchName | str:
 
     path = Path(torch.__file__).parent / "lib" / library
     try:
-        getattr(ctypes.CDLL(str(path)), symbol)  # it is loaded already: this only asks
+        getattr(ctypes.CDLL(str(path)), symbol)  # it is loaded already: this only searches it
     except (OSError, AttributeError) as error:
         return str(error)
     return TorchName()
@@ -196,13 +196,13 @@ def _parameters(found: object) -> tuple[str, ...]:
         return ()
     try:
         parameters = inspect.signature(found).parameters.values()
-    except ValueError:  # compiled, and does not tell
+    except ValueError:  # compiled, and without a signature
         return ("**",)
     return tuple("**" if one.kind is one.VAR_KEYWORD else one.name for one in parameters)
 
 
 def _attributes_set(found: object) -> tuple[str, ...]:
-    """Names that the constructor stores or reads: enough to see that a private attribute still exists."""
+    """Return the names that the constructor stores or reads: enough to detect that a private attribute still exists."""
     constructor = inspect.unwrap(vars(found).get("__init__", found)) if isinstance(found, type) else None
     code = getattr(constructor, "__code__", None)
     fields = tuple(getattr(found, "__dataclass_fields__", ()))

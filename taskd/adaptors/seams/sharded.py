@@ -1,4 +1,4 @@
-"""What taskd expects of torch in jobs whose models are sharded or cut into stages: compared when a script has one."""
+"""taskd's expectations of torch for models that are sharded or cut into stages: compared when a script has one."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -19,7 +19,7 @@ _CLEARED: Final = (
 
 
 def restart(module: Any) -> None:
-    """Do what `reset_iter_state` does in later versions: forget the step of this root module."""
+    """Do the work of later versions' `reset_iter_state`: clear the step of this root module."""
     root = module._get_fsdp_state()
     communication, idle = root._comm_ctx, type(root._training_state).IDLE
     communication.all_gather_state = None
@@ -90,7 +90,7 @@ SHARDED: Final = (
     ),
     Seam(f"{_FSDP2}._fsdp_param", "FSDPParam", Fit.SETS, ("grad_offload_event",)),
 )
-"""FSDP2."""
+"""Seams of FSDP2."""
 
 
 def _flags(of_one: tuple[str, ...], of_several: tuple[str, ...]) -> tuple[Seam, ...]:
@@ -124,4 +124,4 @@ PIPELINES: Final = (
     Seam(f"{_PIPELINES}.stage", "_PipelineStageBase", Fit.SETS, ("submod", "stage_index", "group_size")),
     Seam(f"{_PIPELINES}.stage", "_PipelineStageBase", Fit.HAS, ("clear_runtime_states",)),
 )
-"""`torch.distributed.pipelining`."""
+"""Seams of `torch.distributed.pipelining`."""

@@ -1,4 +1,4 @@
-"""What taskd expects of torch inside a rank, for groups, model wrappers, loaders and optimizers: the worker's part."""
+"""taskd's expectations of torch inside a rank, for groups, wrappers, loaders and optimizers: the worker's part."""
 
 from collections.abc import Callable, Iterable
 from types import CodeType
@@ -245,7 +245,7 @@ BUILDS: Final = (
     Seam(_BATON, "FileBaton.wait", Fit.EXACT, ("self",)),
     Seam(_BATON, "FileBaton.release", Fit.EXACT, ("self",)),
 )
-"""Compared when a script imports it, as one does that builds extensions."""
+"""Compared when a script imports torch.utils.file_baton, as a script that builds extensions does."""
 
 _SAVED: Final = "torch.distributed.checkpoint"
 _SAVED_FILES: Final = f"{_SAVED}.filesystem"
@@ -265,4 +265,4 @@ CHECKPOINT: Final = (
     Seam(_SAVED_INDEX, "ChunkStorageMetadata", Fit.ACCEPTS, ("offsets", "sizes")),
     Seam(_SAVED_INDEX, "TensorProperties", Fit.ACCEPTS, ("dtype",)),
 )
-"""Compared when a checkpoint is written: only to import that takes seconds."""
+"""Compared when a checkpoint is written: the import alone takes seconds."""

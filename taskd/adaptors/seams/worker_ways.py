@@ -1,4 +1,4 @@
-"""What torch does in other ways in other versions inside a rank, and what of ours is for each.
+"""Things that torch does differently in different versions inside a rank, and our code for each.
 
 Nothing here imports torch before it is called.
 """
@@ -17,14 +17,14 @@ from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, original_of
 
 
 def fake_made_inside(rank: int, size: int) -> Any:
-    """A backend that pretends, which only torch itself may construct."""
+    """Return torch's fake backend, which only torch itself may construct."""
     from torch._C import _distributed_c10d as native
 
     return native.FakeProcessGroup._create_internal(rank, size)
 
 
 def fake_constructed(rank: int, size: int) -> Any:
-    """A backend that pretends, by its constructor."""
+    """Return torch's fake backend, made by its constructor."""
     from torch._C import _distributed_c10d as native
 
     return native.FakeProcessGroup(rank, size)
@@ -38,7 +38,7 @@ def abort_groups() -> None:
 
 
 def abort_nccl_groups() -> None:
-    """The same where torch does nothing, but for a line in the log, unless the default group is NCCL's."""
+    """Abort every group if the default group is NCCL's; for any other one torch would only log a line."""
     import torch
     from torch.distributed import distributed_c10d as c10d
 
@@ -52,7 +52,7 @@ def abort_nccl_groups() -> None:
 
 
 def skip_by_strategy(code: CodeType) -> None:
-    """Have it, and what it calls, run as it is. Imports nothing of torch._dynamo, which takes a second."""
+    """Run this code, and the code that it calls, uncompiled. Imports nothing of torch._dynamo, which takes a second."""
     from torch._C._dynamo import eval_frame
 
     skipped = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
@@ -64,7 +64,7 @@ def leave(_code: CodeType) -> None:
 
 
 def resolve_by(named: Callable[[str], Any]) -> None:
-    """Let device meshes ask `named` for a group first; what it does not know (None) torch finds."""
+    """Make device meshes call `named` for a group first; torch finds the groups for which it returns None."""
     from torch.distributed import device_mesh
 
     module: Any = device_mesh
@@ -79,35 +79,38 @@ def resolve_by(named: Callable[[str], Any]) -> None:
 
 
 def found_by_tag(named: Callable[[str], Any]) -> None:
-    """Device meshes look into the tables of tags and ranks, where the handles stand."""
+    """Change nothing: device meshes search the tables of tags and ranks, which have the handles."""
     del named
 
 
 def listed_keys(store: Any, known: Callable[[], Iterable[str]]) -> Iterable[str]:
-    """All keys of a store."""
+    """Return all keys of a store."""
     del known
     keys: Iterable[str] = store.list_keys()
     return keys
 
 
 def known_keys(store: Any, known: Callable[[], Iterable[str]]) -> Iterable[str]:
-    """The keys that may be there, by what is known of who set them."""
+    """Return the keys that may be in the store, by the caller's record of who set them."""
     del store
     return known()
 
 
 class Timeouts(Protocol):
-    """How long the forming of groups may take, of which each has a timeout of its own afterwards."""
+    """The limits on forming groups, each of which has a timeout of its own afterwards."""
 
     def making(self, own: timedelta, limit_s: float) -> timedelta:
-        """The timeout to make a group with, whose own one is set when it is made."""
+        """Return the timeout to make a group with; the group's own one is set when it is made."""
 
     def limited(self, limit_s: float, interrupt: Callable[[], object]) -> AbstractContextManager[None]:
-        """Inside of this all groups are made. RuntimeError if that takes longer, from within or at the end."""
+        """Limit the time in which all groups are made to `limit_s`.
+
+        RuntimeError if it takes longer, from within or at the end.
+        """
 
 
 class SetTimeouts(Timeouts):
-    """A group is made with the limit as its timeout."""
+    """Timeouts of a torch whose groups are made with the limit as their timeout."""
 
     @override
     def making(self, own: timedelta, limit_s: float) -> timedelta:
@@ -119,7 +122,7 @@ class SetTimeouts(Timeouts):
 
 
 class KeptTimeouts(Timeouts):
-    """A group keeps the timeout that it is made with: a thread interrupts what takes too long."""
+    """Timeouts of a torch whose groups keep their first one: a thread interrupts when forming takes too long."""
 
     @override
     def making(self, own: timedelta, limit_s: float) -> timedelta:

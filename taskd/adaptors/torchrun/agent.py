@@ -1,10 +1,10 @@
-"""torchrun's agent with taskd in it: stock in all it does, except that single ranks can be replaced.
+"""Subclass of torchrun's agent that can replace single ranks; everything else stays stock.
 
 Rules:
 
-1. Every override calls torch's own method; what torch adds to it in a later version is kept.
-2. Whatever goes wrong in taskd leaves torchrun's own behaviour, with one traceback in the log.
-3. `make_node_runtime` is the only place that knows the runtime.
+1. Every override calls torch's own method, so additions of later torch versions are kept.
+2. An error in taskd leaves torchrun's own behaviour in place. The log gets one error line or traceback.
+3. Only `make_node_runtime` constructs the runtime; this module uses the port `NodeRuntime`.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ _weave_lock: Final = threading.Lock()
 
 
 class TaskdElasticAgent(stock.LocalElasticAgent):
-    """Takes the place of `LocalElasticAgent` in torchrun's launcher."""
+    """Replacement for `LocalElasticAgent` in torchrun's launcher."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -71,7 +71,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_guarded(lambda: self._taskd_ask(worker_group))
         runtime = self._taskd_runtime
         if runtime is None or not self._taskd_asked:
-            self._taskd_candidate = False  # torchrun itself forms this world, and starts its ranks
+            self._taskd_candidate = False  # torchrun itself forms this world and starts its ranks
             super()._rendezvous(worker_group)
             return
         self._taskd_await_check(worker_group.spec, runtime)
@@ -84,7 +84,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._store = worker_group.store
 
     def _taskd_ask(self, worker_group: WorkerGroup) -> None:
-        """Ask the manager, if there is one to ask and the job is not known already."""
+        """Make the runtime once, and announce this node to the manager if the job has several nodes or checks them."""
         spec, nodes = worker_group.spec, entry.most_nodes(worker_group.spec)
         if self._taskd_runtime is not None or self._taskd_disabled:
             return
@@ -95,16 +95,16 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             self._taskd_asked = True
 
     def _taskd_await_check(self, spec: WorkerSpec, runtime: NodeRuntime) -> None:
-        """Leave if this node was found unfit. The others may still meet in the rendezvous: it stays open."""
+        """Exit if this node was found unfit. The rendezvous stays open: the other nodes may still meet in it."""
         if runtime.await_check():
             entry.keep_open(spec.rdzv_handler)
-            raise SystemExit(1)  # torch ends its agent then: `_shutdown`
+            raise SystemExit(1)  # torch then ends its agent: `_shutdown`
 
     # Starting the group
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         super()._initialize_workers(worker_group)
-        # Only now do the worker group's ids agree with the processes: before, a replacement would be undone.
+        # The worker group's ids agree with the processes only from here on. Earlier, a replacement would be undone.
         runtime, host = self._taskd_runtime, self._taskd_host
         if runtime is not None and host is not None:
             self._taskd_or_part(lambda: runtime.started(host, self._taskd_identify(worker_group)))
@@ -140,7 +140,10 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         return ids
 
     def _taskd_refuse_ghosts(self) -> None:
-        """Where this node waits for a place, others hold the numbers that torch's ranks would have here."""
+        """Raise `RecoveryError` if this node waits for a place.
+
+        Other nodes then hold the numbers of the ranks that torch would start here.
+        """
         if self._taskd_candidate:
             raise RecoveryError(
                 "this node holds no place in a job that trains, and its agent has ended (see above): no rank is "
@@ -152,7 +155,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_make(worker_group, identity.given_master_addr, identity.node_count)
 
     def _taskd_or_part(self, call: Callable[[], None]) -> bool:
-        """Whether a call into taskd went well. If not, the ranks are torchrun's alone, and so are the next ones."""
+        """Return whether a call into taskd succeeded. If not, all ranks are torchrun's alone, later ones too."""
         well = self._taskd_guarded(call)
         if not well:
             self._taskd_part()
@@ -184,7 +187,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_disabled = False
 
     def _taskd_leads(self) -> bool:
-        """Whether nodes come into the job by the manager alone; while it forms, torch's rendezvous lets them in."""
+        """Return whether nodes enter the job by the manager alone. While it forms, torch's rendezvous admits them."""
         runtime, host = self._taskd_runtime, self._taskd_host
         if runtime is None or host is None or not host.leads:
             return False
@@ -196,7 +199,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_formed = runtime.outlook(0.0) is Outlook.LIVING
 
     def _taskd_weave(self, worker_group: WorkerGroup, given: dict[str, Any]) -> None:
-        """Put every rank's script under boot, and the runtime's variables into its environment, in place."""
+        """Add taskd's preparation and the runtime's variables to every rank's environment, in place."""
         runtime = self._taskd_runtime
         if runtime is None:
             return
@@ -220,10 +223,10 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
             logger.warning("%s: dead ranks are replaced by cold starts only", reasons[0])
 
     def _taskd_round(self, worker_group: WorkerGroup) -> str:
-        """A name of this start of the group, the same on all nodes: it keeps store keys of earlier starts apart.
+        """Return a name of this start of the group, the same on all nodes: it keeps store keys of earlier starts apart.
 
-        Dynamic rendezvous gives each round a store of its own. Static rendezvous does not, but its nodes restart in
-        step, so that they count alike.
+        Dynamic rendezvous gives each round its own store. Static rendezvous does not, but its nodes restart in step and
+        therefore count alike.
         """
         spec = worker_group.spec
         if spec.rdzv_handler.get_backend() == "static":
@@ -250,14 +253,14 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         self._taskd_host = host
 
     def _taskd_has_others(self) -> bool:
-        """Whether ranks of other nodes may still fail, and this node's start again with them."""
+        """Return whether ranks of other nodes may still fail, which restarts this node's ranks too."""
         runtime = self._taskd_runtime
         return runtime is not None and (runtime.places or 1) > 1 and self._taskd_leads()
 
     def _taskd_forbid_restart(self) -> None:
         self._remaining_restarts = 0
 
-    # Watching and ending it
+    # Monitoring and ending the group
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         host = self._taskd_host
@@ -276,7 +279,7 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
         if runtime is not None:
             self._taskd_guarded(lambda: awaited.append(runtime.await_end(self._exit_barrier_timeout)))
         if runtime is not None and awaited == [True]:
-            self._taskd_guarded(runtime.stopping)  # the manager's last word has then come to the host
+            self._taskd_guarded(runtime.stopping)  # the manager's last message has then reached the host
         else:
             if host is not None:
                 self._store: Any = LeavableStore(self._store, lambda: host.given_up)
@@ -307,11 +310,11 @@ class TaskdElasticAgent(stock.LocalElasticAgent):
                     self._taskd_guarded(self._taskd_template.close)
 
     def _taskd_guarded(self, call: Callable[[], object]) -> bool:
-        """Whether a call into taskd went well. It must never be the end of a job that torchrun alone would run."""
+        """Return whether a call into taskd succeeded. A failure must never end a job that torchrun alone would run."""
         try:
             call()
         except SignalException:
-            raise  # torchrun is told to end: no fault of taskd
+            raise  # torchrun must end: no fault of taskd
         except TaskdError as error:
             logger.error("taskd cannot take part: %s; torchrun goes on with its own behaviour", error)
             return False
@@ -344,7 +347,7 @@ Change = Callable[[dict[str, Any]], None]
 
 @contextlib.contextmanager
 def _woven(change: Change) -> Iterator[None]:
-    """Let `change` edit what this thread gives to `start_processes` meanwhile."""
+    """Hold `start_processes` patched: `change` edits the keyword arguments of this thread's calls."""
     with _weave_lock:
         start_processes = stock.start_processes
         thread = threading.get_ident()

@@ -1,10 +1,10 @@
-"""Processes that torchrun's agent must own although it did not start them: standbys, and what dead ranks leave behind.
+"""Processes that torchrun's agent must own without having started them: standbys, and orphans of dead ranks.
 
 Rules:
 
-1. This process becomes the reaper of its orphaned descendants, so that a standby, forked twice, is its child.
-2. Nothing is waited for by "any child": that would steal exit statuses from others. One pid, or one process group.
-3. A process group is signalled only while its leader is not reaped: until then its number cannot be anybody else's.
+1. This process becomes the reaper of its orphaned descendants. So a standby, which is forked twice, is its child.
+2. Every wait names one pid or one process group. A wait for "any child" would steal exit statuses from others.
+3. A process group is signalled only until its leader is reaped. Afterwards its number may belong to another group.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from taskd.wire.kinds import LocalRank
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _PR_GET_CHILD_SUBREAPER: Final = 37
 _STATUS_UNKNOWN: Final = 255
-"""Reported for a child that somebody else has reaped. Not zero: it must not pass for a success."""
+"""Reported for a child that other code has reaped. Not zero, because it must not pass for a success."""
 
 
 def become_subreaper() -> None:
@@ -39,13 +39,13 @@ def become_subreaper() -> None:
 
 
 def is_subreaper() -> bool:
-    """Whether this process is the parent of all descendants whose own parent ends."""
+    """Return whether this process is the parent of all descendants whose own parent ends."""
     found = ctypes.c_int()
     return ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0) == 0 and bool(found.value)
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal the group that `pid` leads, or `pid` alone while it does not lead one. `pid` must not be reaped yet."""
+    """Signal the group that `pid` leads, or `pid` alone if it leads none. `pid` must not be reaped yet."""
     try:
         os.killpg(pid, number)
     except ProcessLookupError:
@@ -54,7 +54,7 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def has_failed(pid: int) -> bool:
-    """Whether a child has ended other than with status 0. Leaves it to be reaped."""
+    """Return whether a child has ended with a status other than 0, without reaping it."""
     try:
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -63,7 +63,7 @@ def has_failed(pid: int) -> bool:
 
 
 def status_of(pid: int) -> int | None:
-    """How a child has ended, negative for a signal; None while it runs. Leaves it to be reaped."""
+    """Return a child's exit status without reaping it: -N after signal N, None while it runs."""
     try:
         info = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -74,7 +74,7 @@ def status_of(pid: int) -> int | None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a child has ended. Leaves it to be reaped."""
+    """Return whether a child has ended, without reaping it."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -94,7 +94,7 @@ def require_child(pid: int) -> None:
 
 
 class OrphanGroups:
-    """Process groups without a leader of ours, whose members end up as our children and must be reaped."""
+    """Process groups whose leader is gone; their members become our children and must be reaped."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -106,7 +106,7 @@ class OrphanGroups:
             self._groups.add(group)
 
     def reap(self) -> tuple[int, ...]:
-        """Collect the dead, without blocking; forget groups that have no member left. Returns the pids collected."""
+        """Collect the dead without blocking, and forget groups that have no member left. Returns the collected pids."""
         with self._lock:
             collected = [pid for group in self._groups for pid in reap_group(group)]
             self._groups = {group for group in self._groups if _exists(group)}
@@ -132,12 +132,12 @@ def _exists(group: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return False  # the number belongs to somebody else now
+        return False  # the number belongs to another group now
     return True
 
 
 class AdoptedProcess:
-    """What torch uses of `subprocess.Popen`, for a child that another process has forked."""
+    """Replacement for `subprocess.Popen`, as far as torch uses it, for a child that another process has forked."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -145,7 +145,7 @@ class AdoptedProcess:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """Exit status if the process has ended, else None."""
+        """Return the exit status if the process has ended, else None."""
         with self._lock:
             if self.returncode is None:
                 self.returncode = self._collect()
@@ -159,9 +159,9 @@ class AdoptedProcess:
         return os.waitstatus_to_exitcode(status) if pid == self.pid else None
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end; raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        """Wait for the end of the process. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # reaped between the two lines
+            with contextlib.suppress(ProcessLookupError):  # reaped between these two lines
                 await_end(self.pid, timeout)
         status = self.poll()
         if status is None:
@@ -173,7 +173,7 @@ class AdoptedHandler(SubprocessHandler):
     """torch's handle on one rank, around a process that a template has forked."""
 
     def __init__(self, pid: int, local_rank: LocalRank, process: subprocess.Popen[bytes] | None = None) -> None:
-        # Not torch's constructor: it starts a process.
+        # Torch's constructor is not called, because it starts a process.
         self._stdout = None
         self._stderr = None
         self.local_rank_id = local_rank

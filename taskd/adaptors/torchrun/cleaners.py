@@ -1,13 +1,13 @@
-"""Processes of a dead rank's group that clean up behind it, and get the time for that.
+"""Processes of a dead rank's group that clean up behind it and get time for that.
 
 Rules:
 
-1. multiprocessing's resource tracker, that of loky, and `torch_shm_manager` remove the shared memory that a process has
-   left, once it has died. So whoever kills a rank's group spares them for `CLEANUP_S`.
+1. multiprocessing's resource tracker, that of loky, and `torch_shm_manager` remove the shared memory of a process after
+   its death. So whoever kills a rank's group spares them for `CLEANUP_S`.
 2. All other members of the group are killed at once.
-3. A spared process is killed by its pidfd: the group's number may have become somebody else's. Without pidfds, or where
-   /proc does not show the group, the whole group is killed at once.
-4. Once torchrun ends its ranks (`release`), nobody looks any more: cleaners that still run end by themselves.
+3. A spared process is killed by its pidfd, because the group's number may have passed to another group. Without pidfds,
+   or where /proc does not show the group, the whole group is killed at once.
+4. Once torchrun ends its ranks (`release`), cleaners are no longer watched: those that still run end by themselves.
 """
 
 import os
@@ -25,25 +25,25 @@ CLEANUP_S: Final = 5.0
 _TRACKERS: Final = (b"resource_tracker import main",)
 _MANAGER: Final = "torch_shm_manager"
 _MOST_PASSES: Final = 20
-"""Over a group whose members fork while they are killed."""
+"""Passes over a group whose members fork while they are killed."""
 
 
 class Cleaners:
-    """Those of one node's ranks that still have time."""
+    """Cleaners of one node's ranks whose time is not over."""
 
     def __init__(self) -> None:
         self._spared: dict[int, tuple[ProcessHandle, float]] = {}
-        """By pid: the process, and when its time is over."""
+        """Process and end of its time (monotonic seconds), by pid."""
         self._released = False
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Those that still run."""
+        """Pids of the cleaners that still run."""
         self.look()
         return tuple(self._spared)
 
     def kill_group(self, leader: int) -> None:
-        """Kill the group that `leader` leads, or `leader` alone while it leads none. It must not be reaped yet."""
+        """Kill the group that `leader` leads, or `leader` alone if it leads none. It must not be reaped yet."""
         members = _members(leader)
         spared = {pid for pid in members if pid != leader and _is_cleaner(pid)}
         if not all(self._spare(pid) for pid in spared):
@@ -64,7 +64,7 @@ class Cleaners:
         signal_group(leader, SIGKILL)
 
     def look(self) -> None:
-        """Forget those that have ended, and kill those whose time is over."""
+        """Forget cleaners that have ended, and kill those whose time is over."""
         for pid, (process, until_s) in list(self._spared.items()):
             if not process.runs():
                 process.close()
@@ -73,7 +73,7 @@ class Cleaners:
                 process.kill(SIGKILL)
 
     def release(self) -> None:
-        """Leave those that still run alone, and those that are spared from now on."""
+        """Stop watching the cleaners that still run and those that are spared from now on."""
         self._released = True
         for process, _ in self._spared.values():
             process.close()
@@ -92,8 +92,8 @@ class Cleaners:
 def _members(group: int) -> list[int]:
     """Return the processes of a group; its leader comes first.
 
-    To go through all of /proc takes 20 ms where there are thousands of processes. The members that a dead leader leaves
-    are this process's children.
+    A scan of all of /proc takes 20 ms with thousands of processes. A subreaper needs no scan: the members that a dead
+    leader leaves are its children.
     """
     found = dict.fromkeys(_all_members(group) if not is_subreaper() else (group,))
     queue = deque([group, *(pid for pid in _children(os.getpid()) if _group_of(pid) == group)])

@@ -1,7 +1,7 @@
-"""Imports without Python's collector, which walks all of torch again and again for a few hundred objects.
+"""Imports without Python's garbage collector, which walks all of torch repeatedly for a few hundred objects.
 
-It is a quarter of the time that a template needs. The threshold is changed, not the switch: what a module does with
-`gc.disable`, or with a threshold of its own, stays.
+The collector takes a quarter of the time that a template needs. Only its threshold changes, not its switch. So
+`gc.disable`, or a threshold that a module sets itself, stays in force.
 """
 
 import gc
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Let no collection begin by itself meanwhile."""
+    """Hold the collector's automatic runs paused."""
     before = gc.get_threshold()
     gc.set_threshold(0, *before[1:])
     paused = gc.get_threshold()

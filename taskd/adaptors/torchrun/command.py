@@ -1,10 +1,10 @@
-"""The command of a rank: what the user runs, and what a template runs in its stead.
+"""The command of a rank: the user's program, and the one that a template runs in its stead.
 
 Rules:
 
-1. What this very interpreter runs as a script or module gets taskd into it, and so does the Python of this interpreter
-   that another program starts (a wrapper). An interpreter with other options is left as it is.
-2. Pure text: nothing is looked up on disk.
+1. taskd enters a script or module that torchrun's own interpreter runs. It also enters a Python of this interpreter
+   that another program (a wrapper) starts. An interpreter with other options is left as it is.
+2. Pure text: nothing is read from disk.
 """
 
 import os.path
@@ -16,15 +16,15 @@ from taskd.config.process import own_interpreter, starting_with, unwrapped, wrap
 from taskd.runtime.agent.ports import Command
 
 START: Final = str(Path(__file__).resolve().parents[2] / "python" / "start")
-"""The directory whose `sitecustomize` prepares a rank or a template."""
+"""Directory whose `sitecustomize` prepares a rank or a template."""
 TEMPLATE: Final = "taskd.python.template"
-"""The last argument of a template: by it, it is known from a rank, in lists of processes too."""
+"""Last argument of a template; it distinguishes a template from a rank, also in process lists."""
 NUMA_REASON: Final = "torchrun binds ranks to NUMA nodes, which happens at a cold start"
-"""Why no warm process can become a rank under `--numa-binding`."""
+"""Reason why no warm process can become a rank under `--numa-binding`."""
 
 
 def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) -> Command:
-    """What torchrun's entrypoint and arguments mean. `interpreter` is the path of the Python that runs torchrun."""
+    """Parse torchrun's entrypoint and arguments. `interpreter` is the path of the Python that runs torchrun."""
     argv = tuple(str(arg) for arg in args)
     if not isinstance(entrypoint, str):
         return Command(argv, False, "the entrypoint is a function, not a script")
@@ -42,14 +42,14 @@ def parse_command(entrypoint: object, args: Sequence[object], interpreter: str) 
 
 
 def injection(command: Command, env: Mapping[str, str]) -> dict[str, str]:
-    """Variables by which taskd gets into a rank of this command, or into the Python that its wrapper starts."""
+    """Return the variables that load taskd into a rank of this command, or into the Python that its wrapper starts."""
     if not (command.python or command.wrapper):
         return {}
     return {**starting_with(START, env), **(wrapped_by(own_interpreter()) if command.wrapper else unwrapped(env))}
 
 
 def template_arguments(command: Command | None) -> tuple[str, ...]:
-    """Arguments after the interpreter of a template for ranks of this command; of one for no ranks, None."""
+    """Return a template's arguments after the interpreter, for ranks of this command; None stands for no ranks."""
     program = ("-c", "") if command is None or not command.python else command.argv
     return ("-u", *program, TEMPLATE)
 

@@ -1,10 +1,10 @@
-"""The end of a job on a node that is not why it ends: torchrun fails there too, and says the job's reason.
+"""End of a job on a node that did not cause it: torchrun fails there too, and reports the job's reason.
 
 Rules:
 
-1. A rank that has failed by itself is torch's own business: its report names it, and nothing here applies.
-2. Otherwise every rank that was ended is reported with the job's reason; if all had ended well, all are.
-3. The reason goes into the rank's error file, from which torch takes it for its summary, its events and torchrun's own
+1. A rank that has failed by itself is torch's own business: torch's report names it, and nothing here applies.
+2. Otherwise every rank that was ended is reported with the job's reason. If all had ended well, all are reported.
+3. The reason goes into the rank's error file. torch takes it from there for its summary, its events and torchrun's own
    error file. A file that the rank itself has written stays as it is.
 """
 
@@ -23,18 +23,18 @@ _LOOK_S: Final = 0.02
 
 
 def tell(reason: str) -> str:
-    """The reason as every node says it."""
+    """Return the reason in the words that every node reports."""
     return f"the job ends here: {reason}"
 
 
 def report(local_rank: LocalRank, pid: int, exitcode: int, error_file: str, reason: str) -> ProcessFailure:
-    """torch's report of a rank that has not failed by itself."""
+    """Return torch's report of a rank that has not failed by itself, and write the reason to its error file."""
     text = tell(reason)
     message = {"message": text, "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
     try:
         with Path(error_file).open("x") as file:
             json.dump({"message": message}, file)
-    except OSError:  # it is there already, or there is no place for it
+    except OSError:  # the file exists already, or cannot be created
         pass
     failure = ProcessFailure(local_rank=local_rank, pid=pid, exitcode=exitcode, error_file=error_file)
     if failure.error_file != error_file:
@@ -43,7 +43,7 @@ def report(local_rank: LocalRank, pid: int, exitcode: int, error_file: str, reas
 
 
 class LeavableStore:
-    """What torch's exit barrier uses of a store; its wait ends early when `left` is true."""
+    """Wrapper of the store for torch's exit barrier; its wait ends early when `left` is true."""
 
     def __init__(self, store: Any, left: Callable[[], bool]) -> None:
         self._store = store
@@ -53,9 +53,9 @@ class LeavableStore:
         return getattr(self._store, name)
 
     def wait(self, keys: list[str]) -> None:
-        """Wait until the keys are there, or nobody serves them any more. Raises `DistStoreError` after the timeout.
+        """Wait until the keys exist, or their server has gone. Raises `DistStoreError` after the timeout.
 
-        It looks again and again, for torch complains of every wait that ends by its own timeout.
+        It polls, because torch complains about every wait that ends by its own timeout.
         """
         until_s = time.monotonic() + self._store.timeout.total_seconds()
         while not (self._left() or self._have_come(keys)):
@@ -66,5 +66,5 @@ class LeavableStore:
     def _have_come(self, keys: list[str]) -> bool:
         try:
             return bool(self._store.check(keys))
-        except DistNetworkError:  # whoever serves the store leaves it after the last one has come
+        except DistNetworkError:  # the server's owner leaves after the last node has come
             return True

@@ -1,12 +1,12 @@
-"""How a node comes into a job of several: by torchrun's rendezvous if the job starts, past it if it trains already.
+"""Entry of a node into a multi-node job: by torchrun's rendezvous if the job starts, past it if it trains already.
 
 Rules:
 
-1. torchrun's rendezvous forms a job. One that trains needs none: the manager says who holds which place.
-2. The rendezvous runs on a thread, so that a node which would wait in it for ever (the first of a static one, whose
-   peers are all training) can go past it as soon as the manager answers.
-   It then takes its name out of the rendezvous.
-3. A node that has no place yet starts stand-ins that end at once. Its ranks' processes start when it is given one.
+1. torchrun's rendezvous forms a job. A job that trains needs none: the manager states which node holds which place.
+2. The rendezvous runs on a thread. A node could wait in it forever, such as the first of a static one whose peers all
+   train. On the thread it can be left as soon as the manager answers. The node then removes its name from the
+   rendezvous.
+3. A node that has no place yet starts stand-ins that end at once. Its ranks' processes start when it receives a place.
 """
 
 import copy
@@ -26,11 +26,14 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.05
 _ANSWER_S: Final = 2.0
-"""torch closes a rendezvous with the first node that ends: it may refuse a node before the manager has answered."""
+"""Time for the manager's answer after a failed rendezvous, in seconds.
+
+torch closes a rendezvous with the first node that ends. So it may refuse a node before the manager has answered.
+"""
 
 
 def most_nodes(spec: WorkerSpec) -> int:
-    """The most nodes that this torchrun expects: M of `--nnodes=N:M`."""
+    """Return the most nodes that this torchrun expects: M of `--nnodes=N:M`."""
     handler: Any = spec.rdzv_handler
     settings = getattr(handler, "settings", None)
     if settings is not None:
@@ -39,24 +42,31 @@ def most_nodes(spec: WorkerSpec) -> int:
 
 
 def least_nodes(spec: WorkerSpec) -> int:
-    """MIN of `--nnodes=MIN:MAX`, 0 if that is one number: then only the job's strategies say whether it may shrink."""
+    """Return MIN of `--nnodes=MIN:MAX`, 0 if that is one number: then only the job's strategies decide on shrinking."""
     settings: Any = getattr(spec.rdzv_handler, "settings", None)
     return int(settings.min_nodes) if settings is not None and settings.min_nodes < settings.max_nodes else 0
 
 
 def wanted_place(spec: WorkerSpec) -> NodeRank:
-    """The node rank that the launcher gave, -1 if none."""
+    """Return the node rank that the launcher gave, -1 if none."""
     rank = getattr(spec.rdzv_handler, "rank", None)
     return NodeRank(int(rank) if rank is not None else -1)
 
 
 def keep_open(handler: RendezvousHandler) -> None:
-    """torchrun closes its rendezvous for all nodes when one ends; one that never took part has no say in that."""
+    """Keep the rendezvous open for the other nodes when this one ends.
+
+    torchrun closes its rendezvous for all nodes when one node ends. A node that never took part must not cause that.
+    """
     vars(handler)["shutdown"] = lambda: True
 
 
 def attempt(rendezvous: Callable[[WorkerGroup], None], worker_group: WorkerGroup, runtime: NodeRuntime) -> WorkerGroup:
-    """torchrun's rendezvous, on a copy of the group; left half way if the job trains already (`store` is None then)."""
+    """Run torchrun's rendezvous on a copy of the group, and leave it half way if the job trains already.
+
+    Returns the formed group, or a group whose `store` is None if the rendezvous was left. Raises the rendezvous's own
+    error.
+    """
     formed = copy.copy(worker_group)
     failed: list[BaseException] = []
 
@@ -87,7 +97,7 @@ def attempt(rendezvous: Callable[[WorkerGroup], None], worker_group: WorkerGroup
 
 
 def resize(worker_group: WorkerGroup, places: int | None, *, living: bool) -> bool:
-    """Fit a group to a job of `places` nodes; whether this node has no place in it."""
+    """Fit a group to a job of `places` nodes. Returns whether this node has no place in it."""
     spec, group = worker_group.spec, cast("Any", worker_group)
     if living:
         group.group_rank = max(0, wanted_place(spec))
@@ -106,7 +116,7 @@ def resize(worker_group: WorkerGroup, places: int | None, *, living: bool) -> bo
 
 
 def put_aside(given: dict[str, Any], interpreter: str) -> dict[str, Any]:
-    """Have stand-ins started in place of the ranks; returns what torch's context must be told of the true ones."""
+    """Replace the ranks in `given` by stand-ins. Returns the true entrypoint and arguments, for torch's context."""
     real = {"entrypoint": given["entrypoint"], "args": dict(given["args"])}
     given["entrypoint"] = interpreter
     given["args"] = dict.fromkeys(given["args"], ("-S", "-c", "raise SystemExit(1)"))

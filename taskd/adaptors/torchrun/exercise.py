@@ -1,11 +1,11 @@
-"""The code of a first training step, run in a template, so that a newcomer finds it warm: it saves 5 ms of CPU.
+"""The code of a first training step, run in a template: newcomers find it warm, which saves 5 ms of CPU.
 
 Rules:
 
-1. Only the CPU is used. Backward is left out: it counts the devices, and a process that has done so cannot fork one
-   that uses them. An optimizer's step asks for devices too: it is left out where torch was built for some.
-2. Nothing of it stays but warm code: a rank draws its random states anew, and the network goes.
-3. Caches of torch that `init_process_group` clears are cleared here once. In each newcomer that takes 2 ms.
+1. The step uses only the CPU. It has no backward pass, because backward counts the devices, and after that no forked
+   process can use them. An optimizer's step queries devices too, so it is omitted if torch was built for some.
+2. Only warm code stays: a rank draws its random states anew, and the network is dropped.
+3. Caches of torch that `init_process_group` clears are cleared here once. That takes 2 ms in each newcomer otherwise.
 """
 
 import sys
@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 _PLATFORMS: Final = ("cuda", "hip", "xpu")
-"""Of which `torch.version` has a version where torch was built for one."""
+"""Attributes of `torch.version` that hold a version if torch was built for that platform."""
 
 
 def run_step() -> None:
     """Make a network of a few weights and its optimizer, run it forward, and update its weights.
 
-    Raises whatever a torch raises in which that does not work.
+    Raises any error of a torch in which this does not work.
     """
     network = nn.Sequential(nn.Linear(4, 4, device="cpu"), nn.ReLU(), nn.Dropout(0.1))
     optimizer = torch.optim.AdamW(network.parameters())

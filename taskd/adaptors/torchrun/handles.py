@@ -2,11 +2,11 @@
 
 Rules:
 
-1. torch's `subprocess_handlers` stays the truth: by local rank, the process that holds the rank, dead or alive.
-2. A process is reaped and signalled under the lock, so that nobody signals one that another thread has just reaped.
-   torch itself does not know of the lock: once a thread ends the ranks, it alone reaps.
-3. With `sweeps`, what a failed process leaves in its group is killed before that is reaped: the group's number is its
-   own until then. What cleans up behind it gets the time for that (`cleaners.py`).
+1. torch's `subprocess_handlers` stays authoritative: it holds, by local rank, the rank's process, dead or alive.
+2. A process is reaped and signalled under the lock, so no thread signals a process that another one has just reaped.
+   torch itself does not use the lock. Once a thread ends the ranks, it alone reaps.
+3. With `sweeps`, the rest of a failed process's group is killed before the process is reaped: until then the group's
+   number is its own. Processes that clean up get time for that (`cleaners.py`).
 """
 
 import contextlib
@@ -24,18 +24,21 @@ from taskd.wire.kinds import LocalRank
 
 
 class RankHandles:
-    """Those of one worker group. With `stand_ins` the first processes hold no ranks, and how they end means nothing."""
+    """Handles of one worker group.
+
+    With `stand_ins` the first processes hold no ranks, and their exit statuses mean nothing.
+    """
 
     def __init__(self, context: SubprocessContext, *, stand_ins: bool) -> None:
         self._context = context
         self.sweeps = True
         self._lock = threading.Lock()
         self._closer: int | None = None
-        """The thread that ends the ranks, and alone reaps them then."""
+        """Thread that ends the ranks; from then on it alone reaps them."""
         self._ended_by_us: set[LocalRank] = set(map(LocalRank, context.subprocess_handlers)) if stand_ins else set()
-        """Local ranks whose present process was."""
+        """Local ranks whose present process we have ended, stand-ins included."""
         self._former: list[SubprocessHandler] = []
-        """Of processes that were fenced, until they are collected."""
+        """Handlers of fenced processes that are not collected yet."""
         self._groups = OrphanGroups()
         self._cleaners = Cleaners()
 
@@ -52,7 +55,7 @@ class RankHandles:
                     signal_group(process.pid, signal)
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
-        """How the rank's process ended, None while it runs."""
+        """Return the exit status of the rank's process, None while it runs."""
         with self._lock:
             return self._collect(self._context.subprocess_handlers[local_rank])
 
@@ -61,7 +64,7 @@ class RankHandles:
         if process.returncode is not None:
             return process.returncode
         if self._closer not in (None, threading.get_ident()):
-            return status_of(process.pid)  # torch asks whether it runs and then signals it: it must not go meanwhile
+            return status_of(process.pid)  # torch polls it and then signals it: it must not be reaped in between
         if self.sweeps and has_failed(process.pid):
             self._cleaners.kill_group(process.pid)
         status = process.poll()
@@ -70,7 +73,7 @@ class RankHandles:
         return status
 
     def fence(self, local_rank: LocalRank) -> None:
-        """Kill the rank's process, should it still run: another takes its rank. It is collected later."""
+        """Kill the rank's process if it still runs, because another takes its rank. It is collected later."""
         handler = self._context.subprocess_handlers[local_rank]
         with self._lock:
             if self._collect(handler) is None:
@@ -81,7 +84,7 @@ class RankHandles:
                 stream.close()
 
     def install(self, local_rank: LocalRank, handler: SubprocessHandler) -> None:
-        """Another process holds the rank from now on."""
+        """Record another process as the holder of the rank."""
         with self._lock:
             self._context.subprocess_handlers[local_rank] = handler
             self._context._running_local_ranks.add(local_rank)
@@ -89,7 +92,7 @@ class RankHandles:
             self._ended_by_us.discard(local_rank)
 
     def collect_former(self) -> None:
-        """Reap what was fenced, and what the dead have left."""
+        """Reap fenced processes and the members that dead ones have left in their groups."""
         with self._lock:
             self._former = [handler for handler in self._former if self._collect(handler) is None]
             self._cleaners.look()
@@ -97,19 +100,20 @@ class RankHandles:
 
     @property
     def has_former(self) -> bool:
-        """Whether a fenced process is not collected yet, or one that cleans up behind a rank."""
+        """True while a fenced process is not collected, or a process cleans up behind a rank."""
         return bool(self._former or self.cleaning)
 
     @property
     def cleaning(self) -> tuple[int, ...]:
-        """Processes that clean up behind dead ranks."""
+        """Pids of processes that clean up behind dead ranks."""
         with self._lock:
             return self._cleaners.pids
 
     def await_the_dying(self, timeout_s: float) -> None:
-        """taskd hears of a death before the process can be reaped; torch is to see it first, as the root cause.
+        """Wait for each process that is about to end, so that torch finds the root cause first.
 
-        Each is reaped here, under the lock: torch's own look says "alive" while another thread is about to reap.
+        taskd detects a death before the process can be reaped. Each process is reaped here, under the lock: torch's own
+        poll reports "alive" while another thread is about to reap. `timeout_s` limits the wait for one process.
         """
         for local_rank, handler in self._context.subprocess_handlers.items():
             if handler.proc.returncode is None and ending_status(handler.proc.pid) is not None:
@@ -118,7 +122,7 @@ class RankHandles:
             self.exit_status(LocalRank(local_rank))
 
     def claim_living(self) -> list[LocalRank]:
-        """Local ranks whose process still runs, and is about to be ended by us."""
+        """Return the local ranks whose process still runs, and record that we end them."""
         living = [
             local for local in map(LocalRank, self._context.subprocess_handlers) if self.exit_status(local) is None
         ]
@@ -126,16 +130,16 @@ class RankHandles:
         return living
 
     def ended_by_us(self, local_rank: LocalRank) -> bool:
-        """Whether the rank's process was ended by us, and not by a failure of its own."""
+        """Return whether we ended the rank's process, as opposed to a failure of its own."""
         return local_rank in self._ended_by_us
 
     def end_here(self) -> None:
-        """The calling thread is about to end the ranks."""
+        """Record that the calling thread is about to end the ranks."""
         with self._lock:
             self._closer = threading.get_ident()
             self._cleaners.release()
 
     @property
     def ending(self) -> bool:
-        """Whether a thread ends the ranks."""
+        """True once a thread ends the ranks."""
         return self._closer is not None

@@ -2,11 +2,11 @@
 
 Rules:
 
-1. torch's own objects stay the truth: a rank's process is what its handle says (`handles.py`), its pid what the worker
-   group says. Both change together under `lock`, which torchrun's monitor holds while it compares them.
-2. While taskd is in charge torchrun sees nothing but running ranks, until all of the job have ended well. Once it is
-   not, the stock code decides, and nothing of it is imitated here.
-3. Before a rank gets another process, the present one is fenced with SIGKILL. It is collected later.
+1. torch's own objects stay authoritative. Its handle holds a rank's process (`handles.py`), and the worker group holds
+   the pid. Both change together under `lock`, which torchrun's monitor holds while it compares them.
+2. While taskd is in charge, torchrun is shown only running ranks, until all of the job have ended well. Otherwise the
+   stock code decides, and nothing of it is imitated here.
+3. A rank's present process is fenced with SIGKILL before the rank gets another one. It is collected later.
 """
 
 import atexit
@@ -46,13 +46,13 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 0.5
 _REST_S: Final = 1.0
-"""Between two looks of torchrun at ranks that all run. What happens to one ends the wait."""
+"""Seconds between two polls of torchrun while all ranks run. An event of a rank ends the wait."""
 _TEARDOWN_TIMEOUT_S: Final = 10.0
-"""The kernel frees a few GiB of a dead process in a second."""
+"""Time for a dying process to end, in seconds. The kernel frees a few GiB of a dead process in a second."""
 
 
 class RestartOwner(Enum):
-    """Who decides what happens to a failed rank."""
+    """Party that decides what happens to a failed rank."""
 
     TASKD = "taskd"
     TORCHRUN = "torchrun"
@@ -64,9 +64,9 @@ StockPoll = Callable[[], "RunProcsResult | None"]
 
 
 class TorchrunHost:
-    """Implements `taskd.runtime.agent.ports.WorkerHost` for one start of torchrun's worker group.
+    """Implementation of `taskd.runtime.agent.ports.WorkerHost` for one start of torchrun's worker group.
 
-    With `stand_ins` the processes that torch has started hold no ranks, and how they end means nothing.
+    With `stand_ins` the processes that torch has started hold no ranks, and their exit statuses mean nothing.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class TorchrunHost:
         self._logs = RankLogs(context)
         self._binding = BINDING.find().use
         self._charge = RestartOwner.TASKD
-        self._turned = threading.Event()  # taskd does not decide any more
+        self._turned = threading.Event()  # taskd no longer decides
         self._stirred = threading.Event()  # torchrun may have something to do
         self._reason = ""
 
-    # What a rank is
+    # Facts about a rank
 
     @property
     def local_ranks(self) -> tuple[LocalRank, ...]:
@@ -104,26 +104,26 @@ class TorchrunHost:
         return tuple(map(LocalRank, sorted(self._workers)))
 
     def rank_of(self, local_rank: LocalRank) -> JobRank:
-        """The global rank."""
+        """Return the global rank."""
         return JobRank(self._workers[local_rank].global_rank)
 
     def pid(self, local_rank: LocalRank) -> int:
-        """The process that holds this rank, dead or alive."""
+        """Return the pid of the process that holds this rank, dead or alive."""
         return self._context.subprocess_handlers[local_rank].proc.pid
 
     def environment(self, local_rank: LocalRank) -> dict[str, str]:
-        """The whole environment that torchrun gives to a process of this rank."""
+        """Return the whole environment that torchrun gives to a process of this rank."""
         return {**environment(), **self._context.envs[local_rank]}
 
     def command(self, local_rank: LocalRank) -> Command:
-        """What the rank runs; NUMA binding needs torch's own start."""
+        """Return the command that the rank runs; with NUMA binding only torch's own start can run it."""
         command = self._commands[local_rank]
         if command.python and self._binding.of(self._context) is not None:
             return Command(command.argv, False, NUMA_REASON)
         return command
 
     def assign(self, place: NodeRank) -> None:
-        """This node's ranks are those of `place`: in torch's worker group and in the environment of new processes."""
+        """Give this node the ranks of `place`, in torch's worker group and in the environment of new processes."""
         with self.lock:
             self._worker_group.group_rank = place  # type: ignore[assignment]
             for local_rank, worker in self._workers.items():
@@ -135,12 +135,12 @@ class TorchrunHost:
     # Replacing a rank's process
 
     def open_logs(self, local_rank: LocalRank, incarnation: int) -> Logs:
-        """New files for a new incarnation."""
+        """Open new files for a new incarnation."""
         with self.lock:
             return self._logs.open(local_rank, incarnation)
 
     def spawn(self, local_rank: LocalRank, env: Mapping[str, str], logs: Logs) -> int:
-        """Cold start by torch's own handler. Raises `RecoveryError` if the ranks are being ended."""
+        """Start the rank cold, by torch's own handler. Raises `RecoveryError` if the ranks are being ended."""
         with self.lock:
             self._refuse_if_closing(local_rank)
             self._handles.fence(local_rank)
@@ -157,7 +157,7 @@ class TorchrunHost:
             return handler.proc.pid
 
     def adopt(self, local_rank: LocalRank, pid: int, env: Mapping[str, str], logs: Logs) -> None:
-        """A standby has become this rank. Raises `RecoveryError` if it is not our child, or if the ranks are ending."""
+        """Install a standby as this rank. Raises `RecoveryError` if it is no child of ours, or the ranks are ending."""
         del env  # already given to the standby
         with self.lock:
             self._refuse_if_closing(local_rank)
@@ -180,7 +180,7 @@ class TorchrunHost:
         self._workers[local_rank].id = handler.proc.pid
         self._stirred.set()
 
-    # How a rank ends
+    # End of a rank
 
     def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Signal the rank's whole process group, unless its process has been reaped."""
@@ -189,18 +189,21 @@ class TorchrunHost:
 
     @property
     def cleaning(self) -> tuple[int, ...]:
-        """Processes that still clean up behind former processes of ranks."""
+        """Pids of processes that still clean up behind former processes of ranks."""
         return self._handles.cleaning
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
-        """How the rank's process ended, None while it runs. What a failed one leaves in its group is killed first."""
+        """Return the exit status of the rank's process, None while it runs.
+
+        The rest of a failed process's group is killed first.
+        """
         status = self._handles.exit_status(local_rank)
         if status is not None:
             self._stirred.set()
         return status
 
     def judge(self, _local_rank: LocalRank, status: int | None, _stage: Stage) -> int | None:
-        """A child's status is what it says."""
+        """Return a child's exit status unchanged."""
         return status
 
     def start_template(self, env: Mapping[str, str]) -> int:
@@ -211,24 +214,24 @@ class TorchrunHost:
         """Collect dead standbys and a dead template."""
         return self._template.reap()
 
-    # Who decides
+    # Decider on restarts
 
     def manage(self) -> None:
-        """taskd is in charge, unless it has given up."""
+        """Put taskd in charge, unless it has given up."""
         self._hand_over(RestartOwner.TASKD, "taskd decides what happens to failed ranks")
 
     def stock(self) -> None:
-        """torchrun is in charge."""
+        """Put torchrun in charge."""
         self._hand_over(RestartOwner.TORCHRUN, "torchrun's own behaviour applies to failed ranks")
 
     def give_up(self, reason: str) -> None:
-        """The ranks of this node end, with torchrun's own report."""
+        """End the ranks of this node, with torchrun's own report."""
         self._forbid_restart()
         self._reason = self._reason or reason
         self._hand_over(RestartOwner.GIVEN_UP, ends.tell(reason))
 
     def dismiss(self) -> None:
-        """The job has ended well."""
+        """Record that the job has ended well."""
         self._hand_over(RestartOwner.DISMISSED, "the job has ended well")
 
     def _hand_over(self, charge: RestartOwner, text: str) -> None:
@@ -251,8 +254,8 @@ class TorchrunHost:
     def await_turn(self, *, formed: bool) -> None:
         """Wait while torchrun has nothing to do. `formed`: the job has formed, and taskd leads.
 
-        While this node's ranks have ended well, and others' may still fail: wait, so that all end at once. torchrun's
-        next look, which comes at its own interval, would be later. While all run: wait until something happens to one.
+        If this node's ranks have ended well and others' may still fail, wait until all have ended. torchrun's next
+        poll, at its own interval, would be later. If all ranks run, wait for an event of one, `_REST_S` at most.
         """
         while self._charge is RestartOwner.TASKD and self._all_ended_well() and self._has_others():
             self._turned.wait(_LOOK_S)
@@ -261,12 +264,12 @@ class TorchrunHost:
             self._stirred.wait(_REST_S)
 
     def _is_at_rest(self) -> bool:
-        """Whether all ranks run under taskd, and torchrun has nothing of former ones to collect."""
+        """Return whether all ranks run under taskd and torchrun has no former ones to collect."""
         at_work = self._charge is not RestartOwner.TASKD or self._handles.has_former or self._logs.has_ended
         return not at_work and all(self.exit_status(local_rank) is None for local_rank in self.local_ranks)
 
     def poll(self, stock_poll: StockPoll) -> RunProcsResult | None:
-        """torchrun's look at its ranks: None while there is nothing for torchrun to do."""
+        """Answer torchrun's poll of its ranks. Returns None while torchrun has nothing to do."""
         self._logs.collect()
         self._handles.collect_former()
         match self._charge:
@@ -278,7 +281,7 @@ class TorchrunHost:
                 self._handles.await_the_dying(_TEARDOWN_TIMEOUT_S)
                 if self._all_ended_well():
                     return stock_poll()
-                return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))  # there are no ranks here
+                return RunProcsResult(return_values=dict.fromkeys(self.local_ranks))  # this node holds no ranks
             case RestartOwner.GIVEN_UP:
                 self._handles.await_the_dying(_TEARDOWN_TIMEOUT_S)
                 return self._with_reason(stock_poll() or self._end_all(stock_poll))
@@ -290,7 +293,7 @@ class TorchrunHost:
         return all(status == 0 for status in statuses)
 
     def _end_all(self, stock_poll: StockPoll) -> RunProcsResult | None:
-        """No rank of this node has failed, but the job ends: all that still run are ended."""
+        """End all ranks of this node that still run: none has failed here, but the job ends."""
         ended = self._handles.claim_living()
         self._context.close()
         result = stock_poll()
@@ -300,7 +303,7 @@ class TorchrunHost:
         return result
 
     def _with_reason(self, result: RunProcsResult | None) -> RunProcsResult | None:
-        """torch's result; where no rank has failed by itself, with the reason why the job ends."""
+        """Return torch's result. If no rank has failed by itself, it carries the reason why the job ends."""
         if result is not None and all(map(self._handles.ended_by_us, map(LocalRank, result.failures))):
             for local_rank, failure in result.failures.items():
                 result.failures[local_rank] = self._report(LocalRank(local_rank), failure.exitcode)
@@ -317,39 +320,39 @@ class TorchrunHost:
 
     @property
     def leads(self) -> bool:
-        """Whether taskd, and not torchrun, decides what becomes of this node's ranks."""
+        """True while taskd, and not torchrun, decides on this node's ranks."""
         return self._charge is not RestartOwner.TORCHRUN
 
     @property
     def given_up(self) -> bool:
-        """Whether the job has ended for a reason that is not a good one."""
+        """True once taskd has given up the job."""
         return self._charge is RestartOwner.GIVEN_UP
 
     def overrule(self, result: RunResult) -> None:
-        """Let torchrun fail, whose ranks here had all ended well, if the job has not."""
+        """Make torchrun fail if the job has failed, although all ranks here ended well."""
         if self.given_up:
             result.state = self._worker_group.state = WorkerState.FAILED
             result.failures = {self.rank_of(local_rank): failure for local_rank, failure in self._reports().items()}
 
     def begin_closing(self) -> None:
-        """torchrun is about to end its ranks: none gets another process from now on."""
+        """Refuse new processes for all ranks from now on: torchrun is about to end them."""
         with self.lock:
             self._handles.end_here()
 
 
 class TaskdContext(SubprocessContext):
-    """torch's context with its poll changed. Never constructed: assigned to the class of a stock context."""
+    """torch's context with a changed poll. Never constructed: assigned as the class of a stock context."""
 
     _taskd_host: TorchrunHost
 
     @staticmethod
     def has_failed(context: object) -> bool:
-        """Whether a look of taskd's at these ranks has failed."""
+        """Return whether taskd has failed in a poll of these ranks."""
         return "_taskd_host" in vars(context) and not isinstance(context, TaskdContext)
 
     @staticmethod
     def take_over(context: SubprocessContext, host: TorchrunHost) -> None:
-        """Let `host` answer for the polls of `context` from now on."""
+        """Make `host` answer the polls of `context` from now on."""
         context.__class__ = TaskdContext
         vars(context)["_taskd_host"] = host
 
@@ -362,7 +365,7 @@ class TaskdContext(SubprocessContext):
             logger.exception("taskd failed at a look at the ranks; torchrun goes on with its own behaviour")
             self.__class__ = SubprocessContext  # type: ignore[assignment]
             self._taskd_host.stock()
-            return None  # `TaskdElasticAgent` parts with taskd before the next look
+            return None  # `TaskdElasticAgent` parts with taskd before the next poll
 
     def _close(self, *args: Any, **kwargs: Any) -> None:
         try:

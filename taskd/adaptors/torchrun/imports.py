@@ -1,10 +1,10 @@
-"""Do something with a module directly after its first import, without importing it.
+"""Actions directly before or after a module's first import, without importing it.
 
 Rules:
 
-1. A module that is never imported costs nothing; one that is keeps its own loader, spec and source.
-2. One shot: the finder takes itself out of `sys.meta_path` as its module begins to load or to run. Who only asks where
-   the module is (`importlib.util.find_spec`, as transformers asks for torch) does not import it.
+1. A module that is never imported costs nothing. An imported one keeps its own loader, spec and source.
+2. One shot: the finder removes itself from `sys.meta_path` when its module begins to load or to run. A mere search for
+   the module does not import it (`importlib.util.find_spec`, which transformers calls for torch).
 """
 
 import importlib.machinery
@@ -22,7 +22,7 @@ Action = Callable[[ModuleType], None]
 def after_import(name: str, action: Action) -> None:
     """Call `action(module)` once: now if the module is there, else at the end of its first import.
 
-    A module that is being imported at this moment counts as there, whatever it still lacks.
+    A module that is being imported at this moment counts as there, even if it is incomplete.
     """
     module = sys.modules.get(name)
     if module is not None:
@@ -37,13 +37,13 @@ def before_import(name: str, action: Callable[[], None]) -> None:
 
 
 def is_initializing(name: str) -> bool:
-    """Whether the module is being imported at this moment."""
+    """Return whether the module is being imported at this moment."""
     spec = getattr(sys.modules.get(name), "__spec__", None)
     return bool(getattr(spec, "_initializing", False))
 
 
 class _Finder(ABC):
-    """Finds a module as the others do, and shadows something of the loader that this gives."""
+    """Finder that finds a module as the others do, and shadows a method of the loader that they return."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class _Finder(ABC):
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         thread = threading.get_ident()
-        if fullname != self.name or thread in self._asking:  # another hook of this name asks all others, too
+        if fullname != self.name or thread in self._asking:  # another hook of this name queries all others, too
             return None
         self._asking.add(thread)
         try:
@@ -69,7 +69,7 @@ class _Finder(ABC):
         """Shadow a method of the loader, for one import."""
 
     def leave(self) -> bool:
-        """Take itself out. Returns False if it had gone already."""
+        """Remove this finder from `sys.meta_path`. Returns False if it was gone already."""
         present = self in sys.meta_path
         if present:
             sys.meta_path.remove(self)
@@ -82,7 +82,7 @@ class _Herald(_Finder):
         self._action = action
 
     def shadow(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Shadow `create_module`, with which the import begins: the module is in `sys.modules` only after it."""
+        """Shadow `create_module`, the first step of an import: the module is in `sys.modules` only after it."""
         loader = spec.loader
         stock = getattr(loader, "create_module", None)
         if stock is None:
@@ -101,7 +101,7 @@ class _Herald(_Finder):
             return
         before = sys.meta_path[:]
         self._action()
-        for finder in sys.meta_path[:]:  # this import has asked already, and does not see those that are new
+        for finder in sys.meta_path[:]:  # this import has queried the finders already, and skips new ones
             if isinstance(finder, _OneShotFinder) and finder not in before and finder.name == self.name:
                 finder.shadow(spec)
 
@@ -134,7 +134,7 @@ def _call_around(spec: importlib.machinery.ModuleSpec, before: Callable[[], obje
         return
 
     def exec_module(module: ModuleType) -> Steps:
-        vars(loader).pop("exec_module", None)  # another hook of this kind may have taken all away
+        vars(loader).pop("exec_module", None)  # another hook of this kind may have removed it already
         before()
         yield ORIGINAL
         after(module)

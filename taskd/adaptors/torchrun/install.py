@@ -1,12 +1,12 @@
-"""Put taskd's agent into torchrun.
+"""Installation of taskd's agent in torchrun.
 
 Rules:
 
-1. Inert unless TASKD_PROCESS_ENABLE is `on`: then nothing of torch is imported, hooked or changed.
-2. One change only: `torch.distributed.launcher.api.LocalElasticAgent` becomes a subclass of itself. It is made when
-   torch has imported that module, and only if every seam fits. Its command line then knows a few more words.
-3. Nothing raises into the host: whatever goes wrong leaves torchrun as it was, with one warning or traceback.
-4. Installing twice is installing once, whichever of the ways came first.
+1. Inert unless TASKD_PROCESS_ENABLE is `on`: otherwise nothing of torch is imported, hooked or changed.
+2. One change only: `torch.distributed.launcher.api.LocalElasticAgent` becomes a subclass of itself. The change follows
+   torch's import of that module, and only if every seam fits. torchrun's command line then accepts a few more options.
+3. Nothing raises into the host: an error leaves torchrun as it was, with one warning or traceback.
+4. A second installation changes nothing, whichever of the ways came first.
 """
 
 import logging
@@ -26,7 +26,7 @@ _installed = False
 
 
 def install() -> None:
-    """Arrange that torchrun's agent is taskd's. Never raises; does nothing if taskd is off."""
+    """Replace torchrun's agent by taskd's. Never raises; does nothing if taskd is off."""
     global _installed  # noqa: PLW0603  a process has one torchrun
     try:
         if _installed or not is_enabled():
@@ -38,7 +38,7 @@ def install() -> None:
         fill_standard_descriptors()  # before torchrun opens a file that gets one of these numbers
 
         # Torch loads its plugins in the middle of the launcher's own import. The launcher takes the class from the
-        # agent's module a little later, so that is where it must be found then.
+        # agent's module a little later, so the class must be replaced there.
         after_import(_AGENT if is_initializing(_LAUNCHER) else _LAUNCHER, _replace_agent)
     except Exception:
         logger.exception("taskd could not be installed; torchrun is left as it was")
@@ -66,7 +66,10 @@ def _replace_agent(module: ModuleType) -> None:
 
 
 def rendezvous_handlers() -> Callable[[Any], NoReturn]:
-    """What torch's plugin group `torchrun.handlers` asks for. taskd is no rendezvous: the group only gets it loaded."""
+    """Return a function that refuses: the entry point of torch's plugin group `torchrun.handlers`.
+
+    taskd is no rendezvous: the group only gets it loaded.
+    """
 
     def refuse(parameters: Any) -> NoReturn:
         from taskd.errors import ConfigError

@@ -1,13 +1,13 @@
-"""Keeps taskd's imports and the script's apart where the script has modules of the same names.
+"""Separation of taskd's imports from the script's, where the script has modules of the same names.
 
 Rules:
 
 1. taskd imports from the standard library, its own package and the installed packages, in this order. It never takes a
    module of such a name from the script's directory, the working directory or PYTHONPATH.
-2. The script imports what it would import without taskd: a module of taskd's that its directories have too is removed
-   from `sys.modules`. taskd keeps using its own, because its modules hold references to it.
+2. The script imports the same modules as without taskd. If its directories also have a module that taskd imported,
+   taskd's is removed from `sys.modules`. taskd keeps using its own, because its modules hold references to it.
 3. Modules that the interpreter itself imported at its start stay: a script could not have replaced those.
-4. What is not the script's import costs it no collections either.
+4. Imports that are not the script's cause no garbage collections in it either.
 """
 
 import contextlib
@@ -21,12 +21,11 @@ from taskd.adaptors.torchrun.collector import no_collections
 
 
 class ImportIsolation:
-    """A context in which taskd imports; one inside another changes nothing.
+    """Context in which taskd imports; a nested one changes nothing.
 
     Args:
         known: names of the modules that the interpreter had by itself.
         clean: the path by which taskd imports.
-
     """
 
     def __init__(self, known: Collection[str], clean: list[str]) -> None:
@@ -65,13 +64,16 @@ class ImportIsolation:
         self._hide()
 
     def open(self) -> None:
-        """The script is about to begin: let it find its own modules first."""
+        """Let the script, which is about to begin, find its own modules first."""
         self._before = self._known
         self._users = [*_script_directories(), *_users_entries()]
         self._hide()
 
     def _hide(self) -> None:
-        """Of what has been imported since `_before` was taken."""
+        """Remove taskd's modules from `sys.modules` that the user's directories have too.
+
+        Only imports since `_before` was taken are removed.
+        """
         new = (_names_in(self._users) & sys.modules.keys()) - self._before
         hidden = {name for name in new if self._is_the_users(name)}
         if hidden:
@@ -82,14 +84,14 @@ class ImportIsolation:
         if BuiltinImporter.find_spec(name) or FrozenImporter.find_spec(name):
             return False
         found = PathFinder.find_spec(name, self._users)
-        if found is None or found.origin is None:  # a folder that is no package comes after all packages
+        if found is None or found.origin is None:  # a namespace folder comes after all packages
             return False
         return found.origin != getattr(sys.modules.get(name), "__file__", None)
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Import by a path on which the user's directories come last. For torchrun's process, which runs no user's code."""
+    """Hold the user's directories at the end of the import path. For torchrun's process, which runs no user code."""
     path, users = list(sys.path), _users_entries()
     sys.path[:] = [*(entry for entry in path if entry not in users), *users]
     theirs = _take_out(users)
@@ -102,7 +104,7 @@ def isolated() -> Iterator[None]:
 
 
 def _take_out(directories: Collection[str]) -> dict[str, ModuleType]:
-    """Remove the modules from `sys.modules` that the user has under a name of the standard library."""
+    """Remove the user's modules that have a name of the standard library from `sys.modules`. Returns them."""
     if not directories:
         return {}
     theirs = {
@@ -123,13 +125,13 @@ def _lies_in(module: ModuleType, directories: Collection[str]) -> bool:
 
 
 def _users_entries() -> list[str]:
-    """What stands on the path before the standard library: PYTHONPATH, and what `python -m` puts there."""
+    """Return the path entries before the standard library: PYTHONPATH, and the entry of `python -m`."""
     library = os.path.dirname(os.__file__)
     return sys.path[: sys.path.index(library)] if library in sys.path else []
 
 
 def _script_directories() -> list[str]:
-    """What the interpreter will put in front of the path."""
+    """Return the directories that the interpreter will put in front of the path."""
     if getattr(sys.flags, "safe_path", False):
         return []
     script = sys.argv[0]

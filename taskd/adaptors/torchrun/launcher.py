@@ -1,4 +1,4 @@
-"""torchrun itself: where it lies, how taskd gets into it, and how to run it with taskd in it."""
+"""torchrun itself: where it is installed, how taskd gets into it, and how to run it with taskd in it."""
 
 import importlib.metadata
 import importlib.util
@@ -17,7 +17,7 @@ _PLUGIN_GROUP: Final = "torchrun.handlers"
 
 
 def launch(arguments: Sequence[str]) -> None:
-    """Run torchrun in this process with taskd switched on. Leaves as torchrun does."""
+    """Run torchrun in this process with taskd switched on. Exits as torchrun does."""
     enable()
     install()
     sys.argv = ["taskd run", *arguments]
@@ -27,7 +27,7 @@ def launch(arguments: Sequence[str]) -> None:
 
 
 def torchrun_file() -> Path:
-    """The `run.py` of the installed torch, found without importing torch. Raises `PatchError` if there is no torch."""
+    """Return the installed torch's `run.py`, found without importing torch. Raises `PatchError` without a torch."""
     spec = importlib.util.find_spec("torch")
     file = Path(spec.origin).parent / "distributed" / "run.py" if spec is not None and spec.origin else None
     if file is None or not file.is_file():
@@ -36,11 +36,11 @@ def torchrun_file() -> Path:
 
 
 def sed_lines() -> int:
-    """How many lines of the installed `run.py` import the patch as a statement."""
+    """Count the lines of the installed `run.py` that import the patch as a statement."""
     return torchrun_file().read_text().splitlines().count(SED_LINE)
 
 
 def has_plugin() -> bool:
-    """Whether the installed packages tell torch to load the patch in every torchrun."""
+    """Return whether the installed packages make torch load the patch in every torchrun."""
     points = importlib.metadata.entry_points(group=_PLUGIN_GROUP)
     return any(point.module == PATCH_MODULE for point in points)

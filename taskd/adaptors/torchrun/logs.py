@@ -2,10 +2,10 @@
 
 Rules:
 
-1. torch opens a rank's files for writing from the start, so that a new incarnation would erase what the dead one said:
-   it gets a directory of its own, where torch has that of a restart: after `…/attempt_N/<rank>/` comes `attempt_N+1`.
-   Where the directories are not torch's own, it is `inc_K` beside the first one's files.
-2. The same streams are redirected, tee'd and filtered as torchrun was told for the first incarnation.
+1. torch opens a rank's files for writing from the start, so a new incarnation would erase the dead one's output. It
+   gets its own directory, where torch puts that of a restart: `…/attempt_N/<rank>/` is followed by `attempt_N+1`. Where
+   the directories are not torch's own, it is `inc_K` beside the first one's files.
+2. The same streams are redirected, tee'd and filtered as torchrun's options specify for the first incarnation.
 3. The follower of a dead incarnation reads to the end of its file and ends; none outlives two incarnations.
 """
 
@@ -26,7 +26,7 @@ _ATTEMPT = re.compile(r"attempt_(\d+)")
 
 
 class RankLogs:
-    """Opens the files of new incarnations in one context of torchrun."""
+    """Log files of new incarnations in one context of torchrun."""
 
     def __init__(self, context: SubprocessContext) -> None:
         self._context = context
@@ -55,11 +55,11 @@ class RankLogs:
 
     @property
     def has_ended(self) -> bool:
-        """Whether a follower of a dead incarnation still reads."""
+        """True while a follower of a dead incarnation still reads."""
         return bool(self._ended)
 
     def collect(self) -> None:
-        """Let go of followers that have come to their end. Call in torchrun's own thread, which walks the same list."""
+        """Remove followers that have finished. Call in torchrun's own thread, which walks the same list."""
         for tail in [tail for tail in self._ended if all(future.done() for future in tail._futs)]:
             tail.stop()
             self._ended.remove(tail)
@@ -87,7 +87,7 @@ class RankLogs:
                 tail._finished_events[local_rank].set()
 
     def _follow(self, first: TailLog, local_rank: LocalRank, logs: Logs) -> TailLog | None:
-        """A follower like `first`, for the file that has taken the place of the one that `first` reads."""
+        """Start a follower like `first`, for the file that replaces the one that `first` reads; None without one."""
         followed = first._log_files.get(local_rank)
         if followed is None:
             return None
@@ -105,7 +105,7 @@ class RankLogs:
 
 
 def _after(first: Path, incarnation: int) -> Iterator[Path]:
-    """Where the files of later incarnations may lie, if the first one's lie in `first`."""
+    """Return directories for the files of later incarnations, if the first one's lie in `first`."""
     attempt = _ATTEMPT.fullmatch(first.parent.name)
     if attempt is None:
         return (first / f"inc_{number}" for number in count(incarnation))
@@ -114,7 +114,7 @@ def _after(first: Path, incarnation: int) -> Iterator[Path]:
 
 
 def spare_earlier(specs: LogsSpecs, attempt: int) -> None:
-    """torch empties the directory of an attempt before it starts it: what lies there already goes out of its way."""
+    """Move the directory of an attempt out of the way: torch empties it before it starts the attempt."""
     run = getattr(specs, "_run_log_dir", None)
     taken = Path(run or os.devnull) / f"attempt_{attempt}"
     if taken.is_dir():
@@ -123,7 +123,7 @@ def spare_earlier(specs: LogsSpecs, attempt: int) -> None:
 
 
 def _in(directory: Path | None, file: str) -> str | None:
-    """The counterpart of `file` in `directory`; torch writes "" for its own stream."""
+    """Return the counterpart of `file` in `directory`, None for torchrun's own stream (which torch writes as "")."""
     if not file:
         return None
     if file == os.devnull or directory is None:

@@ -1,4 +1,4 @@
-"""Which modules of installed packages this process has imported: what a warm process should import in advance."""
+"""Modules of installed packages that this process has imported: a warm process should import them in advance."""
 
 import sys
 
@@ -7,10 +7,10 @@ from taskd.wire.codec import MAX_MODULES_BYTES
 
 
 def installed_modules() -> tuple[str, ...]:
-    """Names of the imported modules whose file lies where packages are installed, in the order of their import.
+    """Return the names of imported modules whose file lies where packages are installed, in the order of their import.
 
-    Parents are left out, for their children import them. So are the last ones if there are more than fit a message:
-    a standby imports what it lacks when the script asks for it.
+    Parents are left out, because their children import them. The last names are left out if there are more than fit a
+    message: a standby imports a missing module when the script asks for it.
     """
     names = [
         name for name, module in list(sys.modules.items()) if is_installed(name, getattr(module, "__file__", None))

@@ -1,4 +1,4 @@
-"""Makes the agent's runtime in torchrun, and room for it first: the only place that knows the runtime."""
+"""Construction of the agent's runtime in torchrun, and the room for it first: no other module here constructs it."""
 
 import logging
 import sys
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec) -> NodeRuntime:
-    """Make it, for the ranks of `spec`.
+    """Make the runtime for the ranks of `spec`.
 
     Raises:
         ConfigError, SecretError: a setting is wrong, or the manager's address needs a secret.
@@ -74,7 +74,7 @@ def make_node_runtime(master_addr: str | None, node_count: int, spec: WorkerSpec
 
 
 def _find_descriptors(needed: int, command: Command) -> None:
-    """See that this process may have so many descriptors, and ranks of `command` no more. Raises `RoomError`."""
+    """Allow this process `needed` descriptors, and ranks of `command` no more than before. Raises `RoomError`."""
     soft, hard = descriptor_limits()
     plan = plan_descriptors(needed, soft, hard, "" if command.python else command.reason)
     if plan.refusal:

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. torchrun's parser learns them at the moment when it parses (until then there is none), and only if one of these words
-   or a request for help is there: otherwise what it says of wrong usage is word for word its own.
+1. torchrun's parser learns them when it parses, because it does not exist earlier. It learns them only if one of these
+   words or a request for help is there. Otherwise its messages on wrong usage stay word for word its own.
 2. An option sets its variable for this process and its children, nothing else.
 """
 
@@ -20,16 +20,16 @@ OPTIONS: Final = (
     (("--node-check", "--node_check", "--network-check", "--network_check"), settings.NODE_CHECK),
     (("--exclude-straggler", "--exclude_straggler"), settings.EXCLUDE_STRAGGLER),
 )
-"""The words that are understood for each setting; DLRover's users know the later ones."""
+"""Accepted words for each setting; DLRover's users know the later ones."""
 _TORCHRUNS: Final = ("--rdzv-backend", "--nproc-per-node")
-"""Options by which torchrun's parser is known among all others."""
+"""Options that identify torchrun's parser among all others."""
 _OURS: Final = frozenset(word for words, _ in OPTIONS for word in words)
 _HELP: Final = frozenset(("-h", "--help"))
 _METHOD: Final = "parse_known_args"
 
 
 def add_options() -> None:
-    """Have torchrun's next parser understand them."""
+    """Make torchrun's next parser accept these options."""
     stock = argparse.ArgumentParser.parse_known_args
 
     def parse_known_args(parser: argparse.ArgumentParser, args: Any = None, *_: Any, **__: Any) -> Steps:

@@ -1,16 +1,16 @@
-"""Gives a forked process its own pages before it needs them.
+"""Population of a forked process's own pages before it needs them.
 
-After a fork each page costs a fault when it is touched: memory is copied when it is written, and of files nothing is
-mapped yet. A standby that became a rank spent half of its time on 4,000 of them.
+After a fork, each page costs a fault when it is touched: written memory is copied, and no file page is mapped yet. A
+standby that became a rank spent half of its time on 4,000 such faults.
 
 Rules:
 
-1. Touched is what the template had in memory when it forked, and no more: neither its empty arenas nor the parts of
-   libraries that nobody has used. What cannot be known or done (a kernel before 5.14, say) is left as it is.
-2. What is mapped of files costs nothing, for all processes share it. Copies cost a standby all that the template has,
+1. Only pages that the template had in memory when it forked are touched. Its empty arenas and the unused parts of
+   libraries are not. Unknown or impossible cases (such as a kernel before 5.14) are left as they are.
+2. Mapped file pages cost nothing, because all processes share them. Copies cost a standby the template's whole memory,
    220 MB with plain torch, and save a recovery some 15 ms: `TASKD_STANDBY_SHARED` does without.
-3. With copies goes free memory on the heap: a small rank gets what it allocates without asking the system.
-4. It is done by small pieces, with a look in between at whether the process is needed.
+3. With copies comes free memory on the heap: a small rank allocates from it without asking the system.
+4. The work is done in small pieces. Between them, it is checked whether the process is needed.
 """
 
 import ctypes
@@ -26,26 +26,26 @@ _BLOCK_BYTES: Final = 1 << 17
 _POPULATE_READ, _POPULATE_WRITE = 22, 23
 """MADV_POPULATE_READ and MADV_POPULATE_WRITE (madvise(2))."""
 _LARGEST_BYTES: Final = 1 << 34
-"""A larger mapping is an address range that somebody has reserved; to look through it would take long."""
+"""Size limit of a mapping. A larger one is a reserved address range, and a scan of it would take long."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGESIZE")
 _ENTRY_BYTES: Final = 8
 _PRESENT: Final = re.compile(rb"[\x80-\xff]+")
-"""Of the last bytes of the entries of /proc/PID/pagemap: bit 63 of an entry says that the page is in memory."""
+"""Last bytes of present pages' entries in /proc/PID/pagemap: bit 63 of an entry means that the page is in memory."""
 Range = tuple[int, int]
 
 
 def mapped_files() -> list[Range]:
-    """Address ranges of the pages of files that this process has read or run. To be asked before a fork."""
+    """Return the address ranges of file pages that this process has read or run. Call it before a fork."""
     return list(_present(lambda rights, path: rights in ("r--p", "r-xp") and path.startswith("/")))
 
 
 def map_files(files: Iterable[Range], needed: Callable[[], bool]) -> None:
-    """Map these ranges, until it is done or `needed`."""
+    """Map these ranges, until all are mapped or `needed` returns True."""
     _populate(files, _POPULATE_READ, needed)
 
 
 def copy_memory(needed: Callable[[], bool]) -> None:
-    """Copy all memory that can be written, and extend the heap, until it is done or `needed`."""
+    """Copy all writable memory and extend the heap, until all is done or `needed` returns True."""
     if not needed():
         _extend_heap(ctypes.CDLL(None))
         _populate(_present(lambda rights, _path: rights == "rw-p"), _POPULATE_WRITE, needed)
@@ -65,9 +65,9 @@ def _populate(ranges: Iterable[Range], advice: int, needed: Callable[[], bool]) 
 
 
 def _extend_heap(libc: ctypes.CDLL) -> None:
-    """Leave free memory on the heap that has its pages: in the holes that there are, and at its end.
+    """Leave free memory on the heap that has its pages: in the present holes, and at its end.
 
-    To free a block that was mapped has glibc serve such sizes from the heap from then on, and keep twice as much of it
+    Freeing a mapped block makes glibc serve such sizes from the heap from then on, and keep twice as much of it
     (mallopt(3), M_MMAP_THRESHOLD).
     """
     libc.malloc.restype = ctypes.c_void_p
@@ -82,7 +82,7 @@ def _extend_heap(libc: ctypes.CDLL) -> None:
 
 
 def _present(wanted: Callable[[str, str], bool]) -> Iterator[Range]:
-    """The pages in memory of all mappings whose rights and path are wanted, as ranges."""
+    """Yield the ranges of pages in memory, of all mappings whose rights and path are wanted."""
     try:
         with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
             for line in Path("/proc/self/maps").read_text().splitlines():

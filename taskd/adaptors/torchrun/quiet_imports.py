@@ -1,4 +1,4 @@
-"""Import modules in a template: log their output and their failures, and raise neither."""
+"""Imports in a template: their output and their failures are logged, and neither is raised."""
 
 import contextlib
 import importlib
@@ -14,12 +14,12 @@ _MAX_SHOWN_CHARS: Final = 300
 
 
 def import_quietly(names: Iterable[str]) -> None:
-    """Import modules as far as they can be. What they print is no output of any rank: it goes to the log."""
+    """Import modules as far as possible. Their output belongs to no rank, so it goes to the log."""
     for name in names:
         with _captured() as text:
             error = _try_import(name)
         if error is not None:
-            # Compiled packages leave names in sys.modules by which nobody can import: no news to the user.
+            # Compiled packages leave names in sys.modules that cannot be imported: no warning for the user.
             level = logging.DEBUG if name.startswith("_") else logging.WARNING
             logger.log(level, "a warm process cannot import %s (%r); ranks that need it do it themselves", name, error)
         if said := text():
@@ -36,7 +36,7 @@ def _try_import(name: str) -> BaseException | None:
 
 @contextlib.contextmanager
 def _captured() -> Iterator[Callable[[], str]]:
-    """Collect what is written to the descriptors 1 and 2, also by C code."""
+    """Capture output to the descriptors 1 and 2, also from C code. Yields a function that returns it."""
     with tempfile.TemporaryFile() as file:
         kept = [(number, os.dup(number), os.get_inheritable(number)) for number in (1, 2)]
         said = ""
@@ -46,7 +46,7 @@ def _captured() -> Iterator[Callable[[], str]]:
             yield lambda: said
         finally:
             for stream in (sys.stdout, sys.stderr):
-                if stream is not None:  # as where its descriptor was closed when Python started
+                if stream is not None:  # None if its descriptor was closed when Python started
                     stream.flush()
             for number, saved, inheritable in kept:
                 os.dup2(saved, number, inheritable)

@@ -1,4 +1,4 @@
-"""torchrun with a wrong setting of taskd ends before a rank starts: status 2, and what is wrong in two lines."""
+"""Refusal of wrong settings: torchrun ends before a rank starts, with status 2 and two lines on the error."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ WRONG_USAGE: Final = 2
 
 
 def refuse_wrong_settings(spec: WorkerSpec) -> None:
-    """Leave with status 2 if a setting is wrong. Ranks that run a function are none of taskd's business."""
+    """Exit with status 2 if a setting is wrong. Ranks that run a function are none of taskd's business."""
     if not isinstance(spec.entrypoint, str):
         return
     try:
@@ -30,7 +30,7 @@ def refuse_wrong_settings(spec: WorkerSpec) -> None:
 
 
 def refuse(error: TaskdError) -> NoReturn:
-    """Tell an error and its remedy, and leave."""
+    """Write an error and its remedy to stderr, and exit with status 2."""
     found, _, remedy = str(error).rpartition("; ")
     if sys.stderr is not None:
         sys.stderr.write(f"{line(f'error: {found}')}\n{line(f'hint: {remedy}')}\n")

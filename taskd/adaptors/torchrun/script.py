@@ -1,4 +1,4 @@
-"""What makes a process a rank: black box, parent watch, its own keys in the store, the link to the agent."""
+"""Set-up of a rank's process: black box, parent watch, its own keys in the store, the link to the agent."""
 
 import logging
 import sys
@@ -38,7 +38,7 @@ _current: "Callable[[], WorkerLink | None] | None" = None
 
 
 def prepare_rank(isolated: AbstractContextManager[None]) -> None:
-    """Make this process a rank of its agent. What is imported later, with torch, is imported `isolated`."""
+    """Make this process a rank of its agent. Later imports, which come with torch, are done `isolated`."""
     global _current  # noqa: PLW0603 - one per process
     config = WorkerConfig.from_environment()
     if config is None:
@@ -59,7 +59,7 @@ def prepare_rank(isolated: AbstractContextManager[None]) -> None:
 
 
 def _install_runtime(link: "WorkerLink", isolated: AbstractContextManager[None]) -> None:
-    """What needs torch. Runs inside the script's own `import torch`, and must not be why that fails."""
+    """Install the parts that need torch. Runs inside the script's own `import torch`, and must not make it fail."""
     global _world  # noqa: PLW0603 - one per process
     try:
         with isolated:
@@ -80,7 +80,7 @@ def _install_runtime(link: "WorkerLink", isolated: AbstractContextManager[None])
 
 
 def _watch_builds(module: ModuleType, isolated: AbstractContextManager[None]) -> None:
-    """For a script that builds extensions. It must not be why that fails."""
+    """Watch the locks of a script that builds extensions. An error here must not make the build fail."""
     try:
         with isolated:
             from taskd.adaptors.batons import watch_batons
@@ -107,15 +107,15 @@ def _attach(config: WorkerConfig) -> None:
 
 
 def mark_round(round_name: str, generation: str) -> dict[str, str]:
-    """The variable that names a start of the whole worker group, for the processes that torchrun starts.
+    """Return the variable that names a start of the whole worker group, for the processes that torchrun starts.
 
-    Their generation stands in it: on a node whose agent is younger it may be another number for the same start.
+    It contains their generation: on a node with a younger agent, the same start may have another generation.
     """
     return {_ROUND: f"{round_name}@{generation}"}
 
 
 def store_prefix(env: Mapping[str, str]) -> str:
-    """Prefix of the keys that a process with this environment uses, equal on all nodes of one world."""
+    """Return the prefix of the keys that a process with this environment uses, equal on all nodes of one world."""
     round_name, _, first = env.get(_ROUND, "0@0").partition("@")
     generation, key = env.get(_GENERATION, first), env.get(_STORE_KEY)
     names = ["taskd", *([key] if key else []), round_name]
@@ -125,10 +125,10 @@ def store_prefix(env: Mapping[str, str]) -> str:
 
 
 class Meetings:
-    """Which keys of torchrun's store the ranks of a world use when they meet, equal for all of them.
+    """Keys of torchrun's store for the meetings of a world's ranks, equal for all of them.
 
-    A script may destroy its groups and meet the others anew. What the first meeting has left in the store misleads the
-    second one then: so each has keys of its own.
+    A script may destroy its groups and meet the others anew. The first meeting's keys would then mislead the second
+    one. So each meeting has its own keys.
     """
 
     def __init__(self) -> None:
@@ -137,11 +137,11 @@ class Meetings:
         self._made: int | None = None
 
     def rebuilt(self, generation: int) -> None:
-        """This process is in a world that was rebuilt: if its script meets anew, it does so where its new peers do."""
+        """Record that this process's world was rebuilt: if its script meets anew, it does so where its new peers do."""
         self._rebuilt, self._number, self._made = f"taskd/rebuilt/{generation}", 0, None
 
     def prefix(self, env: Mapping[str, str], made: int) -> str:
-        """That of the meeting that begins. `made` is the number of default groups that the script has made."""
+        """Return the prefix of the meeting that begins. `made`: number of default groups that the script has made."""
         self._number += self._made is not None and made > self._made
         self._made = made
         return (self._rebuilt or store_prefix(env)) + (f"/{self._number}" if self._number else "")
@@ -153,11 +153,11 @@ _meetings: Final = Meetings()
 def prefix_stores(rendezvous: ModuleType) -> None:
     """Give every world its own keys in torchrun's store, where `init_process_group` meets. Once per process.
 
-    torch shares one store between all starts of a group, and what dead processes left in it misleads new ones. Stores
+    torch shares one store between all starts of a group, and leftovers of dead processes mislead new ones. Stores
     elsewhere are the script's own, and their other clients may be no ranks of this job.
     """
     if STORE.difference(installed):
-        return  # which `_install_runtime` says
+        return  # `_install_runtime` reports it
 
     def prefixed(hostname: str, port: int, *_: object, **__: object) -> Steps:
         store, env = (yield ORIGINAL), environment()
@@ -170,10 +170,10 @@ def prefix_stores(rendezvous: ModuleType) -> None:
 
 
 def tell_agent(error: BaseException, hook: object) -> bool:
-    """Say what this process dies of, in the black box too. Of a rank alone: not of a process that it has forked.
+    """Report this process's fatal error to the agent and to the black box.
 
-    `hook` would show it. Returns whether that is needless: its predecessor has died of the same in its set-up, and one
-    line has told so.
+    Only a rank's error is reported, not that of a process that it has forked. `hook` would show the error. Returns
+    whether that is needless: its predecessor died of the same error in its set-up, and one line has reported it.
     """
     if _recorder is not None:
         _recorder.last_words(error)

@@ -1,12 +1,12 @@
-"""What a rank's script ends with in its set-up: one page the first time, one line when it is the same again.
+"""Errors that end a rank's script in its set-up: one page the first time, one line when the same error repeats.
 
 Rules:
 
-1. A rank that ends as its predecessor did, with the same error raised in the same lines, writes one line in place of
-   its traceback. What differs each time (numbers, temporary names) does not count.
-2. Only what the interpreter or torch would show is left out. A hook of the script's own is called as always.
-3. A damaged file that was being read is named: its reader's error mostly is not about it. What is only in the reach of
-   the failing code may be healthy: the text says so, and nothing of removing it.
+1. A rank that ends as its predecessor did writes one line in place of its traceback. The same error must come from the
+   same lines. Parts that differ each time (numbers, temporary names) do not count.
+2. Only the text of the interpreter or of torch is left out. A hook of the script's own is called as always.
+3. A damaged file that was being read is named, because its reader's error mostly is not about it. A file that is only
+   in reach of the failing code may be healthy. The text states that, and does not advise to remove it.
 """
 
 import io
@@ -32,20 +32,20 @@ _TORN_TEXTS: Final = (
     "storage has wrong byte",
 )
 _STREAM_ENDS: Final = ("EOFError", "JSONDecodeError")
-"""Those that a closed connection or a text from anywhere gives as well as a torn file."""
+"""Errors that a closed connection or a text from anywhere raises as well as a torn file."""
 _OF_NO_FILE: Final = ("", "EOF when reading a line")
 """Texts of an EOFError of a closed connection, and of `input`."""
 _READERS: Final = frozenset(
     ("torch", "zipfile", "pickle", "safetensors", "json", "numpy", "gzip", "bz2", "lzma", "_compression", "compression")
 )
-"""Packages and modules that read files: what these call a file is the one that they read."""
+"""Packages and modules that read files: a file name in their variables is the file that they read."""
 _ARGUMENTS: Final = ("f", "fp", "file", "fname", "filename", "path", "filepath")
 _LIBRARIES: Final = ("<", *{sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _TORCHS_HOOK: Final = "_distributed_excepthook"
 
 
 def with_file(said: str, error: BaseException) -> str:
-    """The error in one line, with the damaged file that it comes of, if it does, and what to do."""
+    """Return the error in one line; if it comes from a damaged file, name the file and the remedy."""
     file, certain = _find(error)
     if not file or file in said:
         return said
@@ -63,7 +63,7 @@ def torn_file(error: BaseException) -> str:
 
 
 def _find(error: BaseException) -> tuple[str, bool]:
-    """Return that file, and whether it is certain."""
+    """Return the file of `torn_file`, and whether it is certain."""
     names = {cls.__name__ for cls in type(error).__mro__}
     if names.isdisjoint(_TORN) and not any(text in str(error) for text in _TORN_TEXTS):
         return "", False
@@ -93,7 +93,7 @@ def _is_reader(frame: FrameType) -> bool:
 
 
 def _is_stream(value: Any) -> bool:
-    """Whether this is a file that was read. The error that is passed on may have closed it."""
+    """Return whether `value` is a file that was read. The error that is passed on may have closed it."""
     if not isinstance(value, io.IOBase):
         return False
     return "r" in str(getattr(value, "mode", "r")) if value.closed else value.readable()
@@ -119,13 +119,13 @@ def _existing(value: Any) -> str:
 
 
 class FormerEnd:
-    """How the process before this one ended in its set-up. `path`: where it is kept, None for nowhere."""
+    """Error that ended the previous process in its set-up. `path`: file that keeps it, None for nowhere."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
 
     def is_repeated(self, error: BaseException) -> bool:
-        """Whether this error is the former one again. It is the former one from now on."""
+        """Return whether this error repeats the former one, and keep it as the former one."""
         if self._path is None:
             return False
         mark = _mark(error)
@@ -138,7 +138,7 @@ class FormerEnd:
 
     @staticmethod
     def tell(error: BaseException, said: str, rank: int) -> None:
-        """Write the line."""
+        """Write the line about a repeated error to stderr."""
         frames = list(walk_tb(error.__traceback__))
         own = [one for one in frames if not one[0].f_code.co_filename.startswith(_LIBRARIES)] or frames
         where = f" ({_place(*own[-1])})" if own else ""
@@ -147,7 +147,7 @@ class FormerEnd:
 
 
 def is_stock(hook: Any) -> bool:
-    """Whether only the interpreter's or torch's own text would be shown."""
+    """Return whether only the interpreter's or torch's own text would be shown."""
     while getattr(hook, "__name__", "") == _TORCHS_HOOK and getattr(hook, "__closure__", None):
         kept = dict(zip(hook.__code__.co_freevars, hook.__closure__, strict=True))
         hook = kept["old_hook"].cell_contents if "old_hook" in kept else None

@@ -2,12 +2,12 @@
 
 Rules:
 
-1. A template has one thread, or it does not fork. One that has more after its imports, or whose children could not use
-   the accelerator, is itself the one standby and says so by `threads` > 1 in its Hello.
-2. The template says Hello with `threads=0` when it has connected, and again with its real count when it can serve, and
-   after each `Modules`.
+1. A template forks only while it has one thread. It may have more after its imports, or its children could not use the
+   accelerator. Then it is itself the one standby, and reports `threads` > 1 in its Hello.
+2. The template sends a Hello with `threads=0` when it has connected. It sends another with its real count when it can
+   serve, and after each `Modules`.
 3. A standby is forked twice, so that the agent (the subreaper) is its parent. It waits for `Become` in a plain receive
-   call. Whoever reads the end of the agent's socket ends at once, by `os._exit`: nothing here is worth a clean-up.
+   call. A process that reads the end of the agent's socket ends at once, by `os._exit`: no clean-up is needed here.
 4. A standby that becomes a rank returns to the interpreter, which then runs the script as any other.
 """
 
@@ -80,7 +80,7 @@ CHECKING_MODULES: Final = (
     "taskd.adaptors.training.proof.self_check",
     "taskd.adaptors.training.proof.setup_facts",
 )
-"""What a new process of a job that checks itself needs as well: to import it takes 80 ms of a recovery."""
+"""Further modules for a new process of a job that checks itself: their import takes 80 ms of a recovery."""
 _QUOTED_MODULES: Final = (
     "torch.random",
     "torch.cuda",
@@ -89,15 +89,15 @@ _QUOTED_MODULES: Final = (
     "torch.xpu.random",
     "torch.mtia",
 )
-"""`torch.manual_seed` keeps the stack for an error's text, with lines of these: to read them first takes 5 ms."""
+"""Modules with lines in the stack that `torch.manual_seed` keeps for an error's text. Their first read takes 5 ms."""
 _ACCELERATORS: Final = ("torch.cuda", "torch.xpu", "torch.npu", "torch.mtia")
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 _BREATH_MS: Final = 1
-"""Between two pieces of the work that a standby does ahead: others train meanwhile."""
+"""Pause between two pieces of the work that a standby does ahead, in ms: other processes train meanwhile."""
 
 
 def serve(config: TemplateConfig) -> Become:
-    """The whole life of a template, and of each standby that it forks: it ends as a rank, or at the agent's word."""
+    """Run a template, and each standby that it forks, until the process becomes a rank or the agent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     template = Template(str(config.agent_socket), copies=not config.shared, checks=config.checks)
     template.load(config.preload)
@@ -105,10 +105,10 @@ def serve(config: TemplateConfig) -> Become:
 
 
 class Template:
-    """Serves the agent until this process, or one that it forked, is to become a rank."""
+    """Server of the agent's messages until this process, or one that it forked, is to become a rank."""
 
     def __init__(self, agent_socket: str, *, copies: bool, checks: bool = False) -> None:
-        """`copies`: standbys copy its memory before they need it. `checks`: the job checks itself."""
+        """Connect to the agent. `copies`: standbys copy memory before they need it. `checks`: the job checks itself."""
         self._path = agent_socket
         self._copies, self._checks = copies, checks
         self._link = connect(agent_socket, Hello(role="template", pid=os.getpid(), threads=0))
@@ -117,7 +117,7 @@ class Template:
         self._has_torch = False
 
     def load(self, names: Iterable[str]) -> None:
-        """Import torch and these modules, and tell the agent how many threads this process has then."""
+        """Import torch and these modules, and report this process's number of threads to the agent."""
         with _ending_with(self._link), no_collections(), standing_back(self._link):
             if not self._has_torch:
                 self._has_torch = True
@@ -129,7 +129,7 @@ class Template:
                 _prepare_checks()
             _read_sources()
             for part in IN_RANK:
-                part.misfit()  # which is kept: a newcomer has no time to compare
+                part.misfit()  # the result is kept: a newcomer has no time to compare
         self._files = mapped_files()
         self._threads = _count_threads() if _children_can_use_devices() else max(2, _count_threads())
         self._say_hello()
@@ -164,7 +164,7 @@ class Template:
         if self._threads > 1:
             self._say_hello()
             return None
-        gc.freeze()  # the children's collector never writes to the pages of what is there now
+        gc.freeze()  # the children's collector then never writes to the present pages
         for _ in range(count):
             if _fork_twice():
                 self._link.close()
@@ -176,7 +176,7 @@ class Template:
 
 
 def connect(path: str, hello: Hello) -> socket.socket:
-    """A link to the agent, with the first message sent. Ends the process if there is no agent any more."""
+    """Return a link to the agent, with the first message sent. Ends the process if the agent has gone."""
     try:
         link = connect_own(path)
         link.send(encode(hello))
@@ -186,7 +186,7 @@ def connect(path: str, hello: Hello) -> socket.socket:
 
 
 def receive(link: socket.socket) -> ToLocal:
-    """The next message of the agent. Ends the process if the agent has gone."""
+    """Return the next message of the agent. Ends the process if the agent has gone."""
     try:
         frame = receive_packet(link)
     except ConnectionError:
@@ -197,7 +197,7 @@ def receive(link: socket.socket) -> ToLocal:
 
 
 def await_rank(path: str, files: Iterable[Range], *, copies: bool) -> Become:
-    """Return the order to become a rank. Until then obey others; with `copies`, copy memory when told to prepare."""
+    """Return the order to become a rank, and obey other orders until then. `copies`: copy memory at `Prepare`."""
     with connect(path, Hello(role="standby", pid=os.getpid())) as link:
         poller = select.poll()
         poller.register(link, select.POLLIN)
@@ -221,12 +221,12 @@ def await_rank(path: str, files: Iterable[Range], *, copies: bool) -> Become:
 
 
 def probe(link: socket.socket, message: RunCheck) -> NoReturn:
-    """Check this node in place of becoming a rank, answer, and end."""
+    """Check this node instead of becoming a rank, send the results, and end."""
     from taskd.adaptors.nodecheck.probe import run_probe
 
     call_me(CHECK_NAME)
     order = message.order
-    if order.own:  # told at once: a trial may end by SIGKILL
+    if order.own:  # sent at once: a trial may end by SIGKILL
         link.send(encode(Probed(result=run_probe(replace(order, trial=None)))))
     if order.trial is not None:
         link.send(encode(Probed(result=run_probe(replace(order, own=False)))))
@@ -234,7 +234,7 @@ def probe(link: socket.socket, message: RunCheck) -> NoReturn:
 
 
 def take_rank(become: Become) -> None:
-    """Turn this process into what a fresh one for that rank would be after its imports."""
+    """Turn this process into the equivalent of a fresh one for that rank after its imports."""
     if os.getsid(0) != os.getpid():
         os.setsid()
     if become.cwd is not None:
@@ -260,7 +260,7 @@ def take_rank(become: Become) -> None:
 
 
 def _fork_twice() -> bool:
-    """Whether this is the grandchild. It goes on only when it is the agent's child; its parent has been collected."""
+    """Fork a grandchild. Returns True there once it is the agent's child, its parent collected; False here."""
     ready, go = os.pipe()
     child = os.fork()
     if child == 0:
@@ -278,7 +278,10 @@ def _fork_twice() -> bool:
 
 @contextlib.contextmanager
 def _ending_with(link: socket.socket) -> Iterator[None]:
-    """End this process when the agent goes, while it does not read its link: the kernel signals the hang-up."""
+    """Hold a handler that ends this process when the agent goes while nothing reads the link.
+
+    The kernel signals the hang-up.
+    """
 
     def on_io(_number: int, _frame: object) -> None:
         poller = select.poll()
@@ -291,7 +294,7 @@ def _ending_with(link: socket.socket) -> Iterator[None]:
     fcntl.fcntl(link, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(link, fcntl.F_SETFL, flags | os.O_ASYNC)
     try:
-        on_io(signal.SIGIO, None)  # it may have gone already
+        on_io(signal.SIGIO, None)  # the agent may have gone already
         yield
     finally:
         fcntl.fcntl(link, fcntl.F_SETFL, flags)
@@ -299,7 +302,7 @@ def _ending_with(link: socket.socket) -> Iterator[None]:
 
 
 def _read_sources() -> None:
-    """Read the script's source, and those that `torch.manual_seed` quotes, into `linecache`. A pipe is left unread."""
+    """Read the script's source, and those that `torch.manual_seed` quotes, into `linecache`. Pipes stay unread."""
     modules = [sys.modules[name] for name in _QUOTED_MODULES if name in sys.modules]
     files = [file for module in modules if (file := module.__file__) is not None]
     for file in filter(os.path.isfile, (*files, *sys.argv[:1])):
@@ -316,7 +319,7 @@ def _exercise() -> None:
 
 
 def _prepare_checks() -> None:
-    """Import the self-check, and have it look through the modules that there are: it remembers which are libraries'."""
+    """Import the self-check, and let it scan the present modules: it remembers which are libraries'."""
     import_quietly(CHECKING_MODULES)
     from taskd.adaptors.groups.sites import users_files
 
@@ -339,7 +342,10 @@ def _count_threads() -> int:
 
 
 def _children_can_use_devices() -> bool:
-    """Ask a child: an import that has touched a device leaves it unusable after a fork, and only a fork shows it."""
+    """Return whether a forked child can use the devices: an import that touched one makes it unusable after a fork.
+
+    Only a fork shows it.
+    """
     child = os.fork()
     if child == 0:
         spoilt = any(_is_in_bad_fork(name) for name in _ACCELERATORS)
@@ -367,13 +373,13 @@ def _redirect(path: bytes | None, descriptor: int) -> None:
 
 
 def _forget_warnings() -> None:
-    """Let the script be warned of what imports were warned of: a change of filters outdates every registry."""
+    """Show the warnings of imports to the script again: a change of filters outdates every registry."""
     with warnings.catch_warnings():
         pass
 
 
 def _reseed() -> None:
-    """A fresh process draws its global random states from the system, and so must each fork of one template."""
+    """Draw the global random states from the system, as a fresh process does: forks of one template must differ."""
     random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -1,11 +1,11 @@
-"""Imports that leave the processors to others as long as nobody waits for them.
+"""Imports that leave the processors to others while nobody waits for the template.
 
 Rules:
 
-1. The ranks import the same modules at the same time. Where processors are free the template goes on beside them; where
-   it has to wait for one, it takes a quarter.
-2. A message of the agent that waits to be read means that somebody needs the template: it goes on at once.
-3. The nice value is no way: without privileges it cannot be lowered again, and a standby has it from its template.
+1. The ranks import the same modules at the same time. With free processors, the template continues beside them. If it
+   has to wait for one, it uses a quarter of the time.
+2. An unread message of the agent means that the template is needed: it continues at once.
+3. The nice value is no alternative: without privileges it cannot be lowered again, and a standby inherits it.
 """
 
 import select
@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from typing import Final
 
 _SLICE_S: Final = 0.01
-"""Processor time between two pauses, at least."""
+"""Least processor time between two pauses, in seconds."""
 _CROWDED: Final = 0.1
-"""Time without a processor, as a share of that on one, from which others are taken to need it."""
+"""Waiting time as a share of processor time; above it, other processes are taken to need the processor."""
 _PAUSES: Final = 3.0
 """Length of a pause in slices."""
 
 
 @contextmanager
 def standing_back(link: socket.socket) -> Iterator[None]:
-    """Pause between two imports of this process, on a crowded machine, until something can be read from `link`."""
+    """Pause between this process's imports on a crowded machine, until `link` can be read."""
     poller = select.poll()
     poller.register(link, select.POLLIN)
     finder = _Breath(lambda pause_s: bool(poller.poll(pause_s * 1000)))
@@ -39,10 +39,10 @@ def standing_back(link: socket.socket) -> Iterator[None]:
 
 
 class _Breath:
-    """A finder that finds nothing: the interpreter asks it before each import."""
+    """Finder that finds nothing: the interpreter queries it before each import."""
 
     def __init__(self, pause: Callable[[float], bool]) -> None:
-        """`pause`: waits so many seconds, and returns whether the process is needed."""
+        """Start the first slice. `pause` waits so many seconds, and returns whether the process is needed."""
         self._pause = pause
         self._needed = False
         self._mark()

@@ -1,16 +1,17 @@
-"""How a rank begins: by the user's own command, with taskd's preparation before the interpreter looks at the script.
+"""Start of a rank by the user's own command; taskd prepares it before the interpreter reads the script.
 
 Rules:
 
-1. Nothing of the interpreter is imitated. PYTHONPATH begins with a directory of ours, whose `sitecustomize` the
-   interpreter imports before it puts the script's directory on the path. Then it runs the script as always.
-2. The directory is taken out of the path and of the environment at once, and the machine's own `sitecustomize`, which
-   it hides, is imported. A process that the script starts knows nothing of it.
-3. The template spends its life there too: it is started by the ranks' command, followed by `TEMPLATE`, and a process
-   that becomes a rank only has to return. What it imports sees the ranks' arguments: some modules read them at once.
-4. What a script dies of is heard from the interpreter's audit event, whatever hook the script has set.
+1. Nothing of the interpreter is imitated. PYTHONPATH begins with a directory of ours. The interpreter imports its
+   `sitecustomize` before it puts the script's directory on the path. Then it runs the script as always.
+2. The directory is removed from the path and from the environment at once. Then the machine's own `sitecustomize`,
+   which it hides, is imported. A process that the script starts inherits nothing of it.
+3. The template spends its life there too: the ranks' command starts it, followed by `TEMPLATE`. A process that becomes
+   a rank only has to return. The template's imports run with the ranks' arguments, because some modules read them at
+   once.
+4. A script's fatal error comes from the interpreter's audit event, whatever hook the script has set.
 5. If taskd cannot prepare a rank, the script runs anyway, with one traceback in the log. An error in a template, or in
-   a process that it forked, ends that process instead (`python/start/sitecustomize.py`): it holds no rank, or is not
+   a process that it forked, ends that process instead (`python/start/sitecustomize.py`). It holds no rank, or is not
    fully prepared. A cold process replaces it.
 6. Where torchrun starts a wrapper (`--no-python numactl … python train.py`), each Python in the wrapper's session keeps
    the directory in its environment. The one that imports torch is the rank.
@@ -47,11 +48,11 @@ from taskd.runtime.system.sigchld import ignore_sigchld
 logger = logging.getLogger(__name__)
 _MODULE: Final = "sitecustomize"
 _CLEANUP_S: Final = 5.0
-"""Limit for processes that remove the shared memory of a former rank: then they are killed."""
+"""Time for processes that remove a former rank's shared memory, in seconds: then they are killed."""
 
 
 def begin(directory: str, isolation: ImportIsolation) -> None:
-    """Called while the interpreter starts. Returns when the script is to run."""
+    """Prepare this process while the interpreter starts. Returns when the script is to run."""
     fill_standard_descriptors()
     wrapped = is_wrapped()
     if not wrapped:
@@ -76,7 +77,7 @@ def begin(directory: str, isolation: ImportIsolation) -> None:
 
 
 def _become_wrapped(directory: str, isolation: ImportIsolation) -> None:
-    """This process of a wrapper imports torch: it is the rank. What it starts knows nothing of that."""
+    """Make this process of a wrapper the rank, because it imports torch. Its children inherit nothing of that."""
     forget_start(directory)
     forget_wrapper()
     forget_preload()
@@ -95,7 +96,7 @@ def _try_to_prepare(isolation: ImportIsolation, *, wrapped: bool) -> None:
 
 
 def _restore_limit() -> None:
-    """The agent may have raised its own limit of descriptors: that is none of the script's business."""
+    """Restore the descriptor limit that the agent found: the agent may have raised its own, not the script's."""
     limit = take_over(DESCRIPTORS)
     if limit is not None:
         with suppress(ValueError, OSError):  # the hard limit has been lowered since
@@ -103,7 +104,7 @@ def _restore_limit() -> None:
 
 
 def restore_inherited() -> None:
-    """Undo in torchrun what its ranks undo for themselves: it goes on without taskd."""
+    """Undo in torchrun the changes that its ranks undo for themselves: it continues without taskd."""
     _restore_limit()
     profile_nccl_no_more()
     if take_over(SIGCHLD_IGNORED):
@@ -111,14 +112,14 @@ def restore_inherited() -> None:
 
 
 def _is_rank(*, wrapped: bool) -> bool:
-    """Whether torchrun itself has started this process, or a wrapper whose session it is in.
+    """Return whether torchrun has started this process, or a wrapper whose session it is in.
 
-    What a rank starts may have its environment, and is none.
+    A process that a rank starts may have the rank's environment, and is no rank.
     """
     try:
         config = WorkerConfig.from_environment()
     except ConfigError:
-        return True  # `prepare_rank` says what is wrong
+        return True  # `prepare_rank` reports the error
     parent = parent_of(os.getsid(0)) if wrapped else os.getppid()
     return config is not None and config.agent_pid == parent
 
@@ -136,7 +137,7 @@ def _be_template(isolation: ImportIsolation) -> None:
 
 
 def import_the_machines_own() -> None:
-    """The interpreter expects a module of this name to be there afterwards; without another one it is ours."""
+    """Import the machine's own `sitecustomize`, or keep ours: the interpreter expects a module of this name."""
     ours = sys.modules.pop(_MODULE)
     try:
         __import__(_MODULE)
@@ -150,7 +151,7 @@ def import_the_machines_own() -> None:
 
 
 def _hear(event: str, args: tuple[Any, ...]) -> None:
-    """The interpreter shows what has come out of the script. Not of a function that C code calls."""
+    """Report an error that the interpreter shows as it leaves the script. Skip functions that C code calls."""
     if event != "sys.excepthook" or threading.get_ident() != threading.main_thread().ident:
         return
     error, trace = args[2], args[3]
@@ -165,4 +166,4 @@ def _tell(hook: Any, error: BaseException) -> None:
         told = False
         logger.exception("taskd could not report what the script ends with")
     if told:
-        raise RuntimeError("told in one line")  # so, by its documentation, an audit hook keeps `sys.excepthook` quiet
+        raise RuntimeError("told in one line")  # documented: an audit hook's RuntimeError keeps `sys.excepthook` quiet

@@ -1,12 +1,12 @@
-"""The store over which the ranks of a new generation find each other: one server per node, hosted by the agent.
+"""The store in which the ranks of a new generation find each other: one server per node, hosted by the agent.
 
 Rules:
 
-1. The server lives in torchrun's process, so that no death of a rank takes it away. The manager says which node's is
+1. The server lives in torchrun's process, so no rank's death removes it. The manager names the node whose server is
    used; the others idle.
-2. A store knows no user and no password. Where the job is on one node it listens on loopback alone; else on all
-   interfaces, as torch's own rendezvous store does. The system chooses the port.
-3. All keys begin with a text that nobody can guess, which travels on the job's encrypted links alone.
+2. A store has no users and no passwords. If the job is on one node, it listens on loopback alone. Otherwise it listens
+   on all interfaces, as torch's own rendezvous store does. The system chooses the port.
+3. All keys begin with a text that nobody can guess. It travels on the job's encrypted links alone.
 """
 
 import logging
@@ -26,7 +26,7 @@ _KEY_BYTES: Final = 16
 
 
 class NodeStore:
-    """The store of one node. `manager` is where other nodes are, None if there are none."""
+    """Store of one node. `manager`: address under which the other nodes are reached, None if there are none."""
 
     def __init__(self, manager: Address | None) -> None:
         self._manager = manager
@@ -34,7 +34,7 @@ class NodeStore:
         self._key = secrets.token_hex(_KEY_BYTES)
 
     def serve(self) -> Rendezvous:
-        """Start the server, once. Returns where the other nodes reach it."""
+        """Start the server, once. Returns the address and key by which other nodes reach it."""
         host = self._host()
         if self._server is None:
             self._server = _on_loopback() if host == LOOPBACK else _everywhere()
@@ -45,7 +45,7 @@ class NodeStore:
             return LOOPBACK
         family, _, _, _, address = socket.getaddrinfo(self._manager.host, self._manager.port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(address)  # sends nothing: the kernel only chooses the way, and with it our own address
+            probe.connect(address)  # sends nothing: the kernel only chooses the route, and with it our own address
             return str(probe.getsockname()[0])
 
 
@@ -54,10 +54,10 @@ def _everywhere() -> TCPStore:
 
 
 def _on_loopback() -> TCPStore:
-    """A server that only this machine reaches: torch binds to all interfaces unless it is given a socket."""
+    """Return a server that only this machine reaches: torch binds to all interfaces unless it is given a socket."""
     listener = socket.create_server((LOOPBACK, 0))
     port = int(listener.getsockname()[1])
-    descriptor = listener.detach()  # torch's now, whatever it makes of it
+    descriptor = listener.detach()  # torch owns it from here on
     try:
         return TCPStore(
             LOOPBACK,
@@ -66,7 +66,7 @@ def _on_loopback() -> TCPStore:
             wait_for_workers=False,
             timeout=_TIMEOUT,
             master_listen_fd=descriptor,
-            use_libuv=False,  # before torch 2.9 libuv's takes no socket
+            use_libuv=False,  # before torch 2.9 libuv's server accepts no socket
         )
     except (RuntimeError, TypeError, ValueError) as error:
         logger.warning("torch's store cannot be kept to loopback (%s): it listens on all interfaces", error)

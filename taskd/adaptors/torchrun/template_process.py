@@ -2,9 +2,9 @@
 
 Rules:
 
-1. The template leads a session of its own; its idle standbys are members of its process group, a standby that has
-   become a rank is not. Killing the group therefore ends all that is idle and nothing else.
-2. The template is reaped only when its group has been killed, so that the group's number stays ours until then.
+1. The template leads a session of its own. Its idle standbys are members of its process group. A standby that has
+   become a rank is not. So killing the group ends all idle processes and nothing else.
+2. The template is reaped only after its group has been killed, so that the group's number stays ours until then.
 """
 
 import logging
@@ -26,7 +26,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class TemplateProcess:
-    """At most one template at a time, for ranks of `command`. All methods may be called from any thread."""
+    """Owner of at most one template at a time, for ranks of `command`. All methods may be called from any thread."""
 
     def __init__(self, command: Command | None) -> None:
         self._arguments = template_arguments(command)
@@ -36,7 +36,7 @@ class TemplateProcess:
         self._closed = False
 
     def start(self, env: Mapping[str, str]) -> int:
-        """Kill the template before, if any, and start a new one with exactly `env`. Returns its pid.
+        """Kill the previous template, if any, and start a new one with exactly `env`. Returns its pid.
 
         Raises `RecoveryError` if the operating system refuses, or after `close`.
         """
@@ -58,7 +58,7 @@ class TemplateProcess:
             return self._process.pid
 
     def release(self, pid: int) -> "subprocess.Popen[bytes] | None":
-        """Stop owning the template if it is this process: it has become a rank. None if it is another process."""
+        """Stop owning the template if it has become the rank with this pid. Returns None for another process."""
         with self._lock:
             if self._process is None or self._process.pid != pid:
                 return None

@@ -1,12 +1,12 @@
-"""torch's dynamic rendezvous while taskd says who is in the job: nobody waits in it, and nobody waits for it.
+"""torch's dynamic rendezvous while taskd decides on membership: no node waits in it, and none waits for it.
 
 Rules:
 
-1. torch restarts all ranks of a living job when a node waits in the rendezvous. While taskd leads, torchrun sees nobody
-   there, and does not even ask: the node that keeps the list may be lost, and the question would end torchrun.
-2. For the same reason a lost store is complained of once, and its end is waited for only so long.
-3. A node that goes past the rendezvous takes its name out of it. Else the others, should torchrun's own behaviour come
-   back, would restart for it, or count on it in their next round.
+1. torch restarts all ranks of a living job when a node waits in the rendezvous. While taskd leads, torchrun finds no
+   node there, and nothing queries it. The node that keeps the list may be lost, and the query would end torchrun.
+2. For the same reason a lost store is reported once, and the wait for its end is limited.
+3. A node that goes past the rendezvous removes its name from it. Should torchrun's own behaviour come back, the others
+   would otherwise restart for it, or count on it in their next round.
 """
 
 import logging
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 _WITHDRAW_S: Final = 5.0
 _SHUTDOWN_S: Final = 3.0
 _KEEP_ALIVE_S: Final = 5.0
-"""torch's own limit."""
+"""Limit of a keep-alive in seconds, which is torch's own."""
 
 
 def set_aside(handler: RendezvousHandler, leads: Callable[[], bool]) -> None:
-    """While `leads` is true, let the agent that asks `handler` see no node waiting, and not wait for its end."""
+    """Patch `handler`: while `leads` is true, it reports no waiting node, and nothing waits for its end."""
     aside = _Aside(handler, leads)
     vars(handler).update(num_nodes_waiting=aside.num_nodes_waiting, shutdown=aside.shutdown)
     if isinstance(handler, DynamicRendezvousHandler):
@@ -40,7 +40,7 @@ def set_aside(handler: RendezvousHandler, leads: Callable[[], bool]) -> None:
 
 
 class _Aside:
-    """What takes the place of a handler's methods."""
+    """Replacements for a handler's methods."""
 
     def __init__(self, handler: Any, leads: Callable[[], bool]) -> None:
         self._handler = handler
@@ -63,7 +63,10 @@ class _Aside:
         return 0 if self._in_charge() else int(self._count())
 
     def keep_alive(self) -> None:
-        """Called by torch's timer. torch would complain of a lost store every few seconds, to the end of the job."""
+        """Keep this node alive in the rendezvous, as torch's timer requests. Report a lost store once.
+
+        torch would complain about it every few seconds, to the end of the job.
+        """
         if not self._in_charge():
             self._lost = False
             if self._keep_alive is not None:
@@ -107,11 +110,11 @@ class _Aside:
 def withdraw(handler: RendezvousHandler, rendezvous: threading.Thread) -> None:
     """End the rendezvous that `rendezvous` runs, or has run, and take this node out of it. Does not block.
 
-    Does nothing to a rendezvous that keeps no list, as the static one.
+    Does nothing to a rendezvous that keeps no list, such as the static one.
     """
     if not isinstance(handler, DynamicRendezvousHandler):
         return
-    vars(handler._state_holder)["sync"] = _stop  # where the thread looks next, within a second
+    vars(handler._state_holder)["sync"] = _stop  # the thread calls this next, within a second
     thread = threading.Thread(target=_leave, args=(handler, rendezvous), name="taskd-withdraw", daemon=True)
     try:
         thread.start()
@@ -134,7 +137,7 @@ def _leave(handler: DynamicRendezvousHandler, rendezvous: threading.Thread) -> N
 
 
 def _next_removal(context: Any, deadline_s: float) -> _Action:
-    """An operation of torch's state machine: out of every list, then the end."""
+    """Return the next operation of torch's state machine: removal from every list, then the end."""
     state = context.state
     lists = (
         (state.participants, _Action.REMOVE_FROM_PARTICIPANTS),

@@ -2,8 +2,8 @@
 
 Rules:
 
-1. An adapter is chosen by the user, who imports it; nothing else of taskd imports a trainer.
-2. What it overrides or reads in its library stands in a table of seams beside it. A version that does not fit trains as
-   it is, with one warning (`library`).
+1. The user chooses an adapter by importing it; nothing else of taskd imports a trainer.
+2. A table of seams beside the adapter has all that it overrides or reads in its library. A version that does not fit
+   trains as it is, with one warning (`library`).
 3. Without an agent, in a single process or under plain torchrun, the trainer trains as it does without taskd.
 """

@@ -1,10 +1,10 @@
-"""How far a rank has come with what is to be done once, as numbers in shared memory that outlives `kill -9`.
+"""A rank's progress in work that is to be done once, as numbers in shared memory that outlives `kill -9`.
 
 Rules:
 
-1. What follows a commit is done again after a fault. What was begun there before is known by its number: lines are not
-   written twice, and a checkpoint's own file of the first time is not taken for another one's.
-2. A number is put down before the work is begun. So a line may be missing if the process is killed in between, and is
+1. Work that follows a commit is done again after a fault. A number identifies the part that was started before. So
+   lines are not written twice, and a checkpoint's own file of the first time is not taken for another one's.
+2. A number is stored before the work is started. So a line may be missing if the process is killed in between, and is
    never there twice.
 3. The agent keeps that memory, with the rank's positions. Without it, or where it cannot be used, the numbers die with
    the process.
@@ -24,7 +24,7 @@ _BYTES: Final = PLACES * 8
 
 
 class Marks:
-    """Numbers by their places. `anew` says that the job begins: nothing was begun before. `page`: of the memory."""
+    """Numbers by their places. `anew`: the job starts and nothing was started before. `page`: of the memory."""
 
     def __init__(self, path: Path | None, *, anew: bool, page: int = 0) -> None:
         memory: mmap.mmap | bytearray = bytearray(_BYTES)

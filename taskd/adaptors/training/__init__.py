@@ -1,6 +1,7 @@
-"""The training state: what a step is, what it is worth at a fault, and how a rank gets it back.
+"""The training state: committed steps, the value of a rank's state at a fault, and its recovery.
 
-torch comes first: in a rank its import brings all of this in (`torchrun.script`), which must not be half there by then.
+torch is imported first. In a rank, the import of torch triggers the import of this package (`torchrun.script`), which
+must not be partially imported by then.
 """
 
 import torch  # noqa: F401

@@ -1,11 +1,11 @@
-"""A rank's committed steps: their count, and where the rank stood in random numbers and data at each.
+"""A rank's committed steps: their count, and the rank's random numbers and data position at each of them.
 
 Rules:
 
-1. A step is counted by the core alone where nothing else is to be done (`commit_step`). Whoever wants more of a commit
-   demands it of the board; who forgets to is not called.
-2. Positions go to a file that outlives this process, if there is one; a forked child leaves it alone.
-3. With a seed, the random numbers of a step come from its number, and none are put down.
+1. The C core alone counts a step if its commit has nothing else to do (`commit_step`). Code that needs more from a
+   commit must demand it of the board; otherwise the commit does not call it.
+2. Positions are written to a file that outlives this process, if there is one. A forked child does not write to it.
+3. With a seed, a step's random numbers are derived from its number, and none are recorded.
 """
 
 import weakref
@@ -28,7 +28,7 @@ from taskd.wire.kinds import JobRank
 
 
 def leaver(recovery: "CommittedSteps") -> Callable[[], None]:
-    """What a forked child does: the file is its parent's."""
+    """Return a callback for forked children. It detaches the child from the position file, which is its parent's."""
     known = weakref.ref(recovery)
 
     def leave() -> None:
@@ -40,7 +40,7 @@ def leaver(recovery: "CommittedSteps") -> Callable[[], None]:
 
 
 def step_counter(recovery: "CommittedSteps") -> Callable[[], int]:
-    """Return a function for the number of the step under way, also while it is committed; from 1."""
+    """Return a function that gives the number of the step under way, from 1. It holds during the step's commit too."""
     known = weakref.ref(recovery)
 
     def due_step() -> int:
@@ -51,25 +51,26 @@ def step_counter(recovery: "CommittedSteps") -> Callable[[], int]:
 
 
 class CommittedSteps:
-    """The count and the positions of one training state.
+    """The step count and the recorded positions of one training state.
 
     Args:
-        parts: those of the state.
-        seeds: of its random numbers, if it was given a seed.
-        commit: counts a step with all that is to be done.
+        parts: parts of the state.
+        seeds: seeds of its random numbers, if it was given a seed.
+        commit: the whole commit of a step, with all its extra work.
 
     Attributes:
-        commit_step: what commits: `commit`, or a function of the core that calls it where there is more to do.
-        by_trainer: whether a trainer's loop commits. It calls `record_ahead`, and has nothing to do between the
-            optimizers' step and the commit: no text of a script is read.
+        commit_step: the function that commits: `commit`, or a function of the C core that calls `commit` only if there
+            is extra work.
+        by_trainer: whether a trainer's loop commits. Such a loop calls `record_ahead`. It has nothing to do between
+            the optimizers' step and the commit, so no script text is read.
         late: data and random numbers that change between a forward pass and its commit.
-        shows_steps: whether a commit shows the step in the black box too.
+        shows_steps: whether a commit also records the step in the black box.
     """
 
     committing = False
-    """Whether a step is being counted."""
+    """True while a step is being counted."""
     commits_quickly = True
-    """Whether the core may commit without a call of `commit`; a rehearsal looks at each."""
+    """True if the C core may commit without a call of `commit`. A rehearsal, which observes each commit, forbids it."""
 
     def __init__(
         self, parts: Parts, seeds: Seeds | None, commit: Callable[[float | torch.Tensor | None], None]
@@ -102,12 +103,12 @@ class CommittedSteps:
 
     @property
     def commits(self) -> int:
-        """How many since this process began, or was last given a state."""
+        """Number of commits since this process started or last received a state."""
         return self._board.commits
 
     @property
     def on_commit(self) -> Callable[[int], None] | None:
-        """Called with the step at the end of a commit. Any thread may set it."""
+        """Callback at the end of a commit; it gets the step. Any thread may set it."""
         return self._on_commit
 
     @on_commit.setter
@@ -120,7 +121,7 @@ class CommittedSteps:
 
     @property
     def verify(self) -> Callable[[], None] | None:
-        """Waits, before a step is counted, until what its collectives gave is there; None: it is at once."""
+        """Function that waits for the results of a step's collectives before the step is counted; None: no wait."""
         return self._verify
 
     @verify.setter
@@ -130,7 +131,7 @@ class CommittedSteps:
 
     @property
     def backups(self) -> Copying | None:
-        """What copies the state while the training function runs, if anything does."""
+        """Object that copies the state while the training function runs; None if no copies are made."""
         return self._backups
 
     @backups.setter
@@ -143,24 +144,24 @@ class CommittedSteps:
         self._board.due = step
 
     def take_in(self, paths: Iterable[str]) -> None:
-        """Take values outside of the state into it, by their paths. Called behind a commit."""
+        """Add values from outside of the state to it, by their paths. Call it after a commit."""
         self.parts.taken.take(paths)
         self._board.demand(Extra.STATE)
 
     def position(self, step: int) -> bytes:
-        """What is recorded of `step`, to be lent to a rank that has nothing; empty if nothing is.
+        """Return the recorded position of `step`, which a donor may lend to a rank without one; empty if there is none.
 
-        Of the step with which its set-up ended a newcomer knows it in any case: whom it replaces may have died before
-        it put down anything, and has come to the same place.
+        A newcomer always has a position for the step at which its set-up ended. Its predecessor may have died before it
+        recorded anything, but its set-up ended at the same place.
         """
         return self._positions.read().get(step) or self._start.get(step, b"")
 
     def record_again(self) -> None:
-        """Record the position of the present step once more: the place in the data has become known."""
+        """Record the position of the present step again, because the place in the data has become known."""
         self._record()
 
     def record_commit(self) -> None:
-        """Record the position of the present step once more, behind its commit: how far it has come is known now."""
+        """Record the position of the present step again after its commit, because its progress is known now."""
         self.committing = True
         try:
             self._record()
@@ -185,7 +186,7 @@ class CommittedSteps:
 
     @property
     def stands_at_set_up(self) -> bool:
-        """Whether this process has its place from its own set-up, and no record of a predecessor."""
+        """True if this process has its place from its own set-up and no record of a predecessor exists."""
         return self.step in self._start and self.step not in self._positions.read()
 
     def batches_ahead(self) -> dict[str, bytes]:
@@ -195,7 +196,7 @@ class CommittedSteps:
     # Inside.
 
     def _go_back(self, payload: bytes) -> list[str]:
-        """Put a position back; return the names of the parts that it did not have."""
+        """Restore a position. Return the names of the parts that the position did not contain."""
         if not payload:
             self.parts.epochs.unpack(None)
             return []
@@ -223,7 +224,7 @@ class CommittedSteps:
         return Recorded(self._positions.entries(), self.record_ahead, self._pack_in_pulse, warns=self._rank == 0)
 
     def record_ahead(self) -> None:
-        """Put down where this rank will stand at the next commit, as far as it is known."""
+        """Record this rank's expected position at the next commit, as far as it is known."""
         self._ahead()
 
     def _look_ahead(self) -> None:

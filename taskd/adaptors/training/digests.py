@@ -1,9 +1,10 @@
-"""A digest of tensors' bytes that costs about as much as reading them once, on the device where they are.
+"""Digests of tensor bytes, computed on the tensors' device at about the cost of one read.
 
-The words of 8 bytes of each piece of 64 KiB are summed modulo 2^64, and the sums are hashed in their order. So a change
-of one word always shows, and so do pieces in another order; words that are swapped within a piece do not. Small tensors
-have a CRC, taken in the host's memory, which saves torch's calls. It is no defence against somebody who means to
-deceive. The same bytes have the same digest wherever they are: of a copy in a file, and of what has come to a device.
+The 8-byte words of each 64 KiB piece are summed modulo 2^64, and the sums are hashed in order. A change of one word
+always changes the digest, and so does another order of the pieces. A swap of words within a piece does not. Small
+tensors get a CRC, computed in host memory, which saves torch calls. The digest does not protect against deliberate
+manipulation. Equal bytes have equal digests wherever they are, such as in a copy's file and on a device that received
+them.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from taskd.adaptors.training.tree import bytes_of
 from taskd.runtime.system.hidden import HiddenThread
 
 DIGITS: Final = 16
-"""Of a digest, unless another length is asked for."""
+"""Length of a digest in hexadecimal digits, unless the caller requests another one."""
 _PIECE = 1 << 13
 _WORD = 8
 _HALF = 1 << 63
@@ -28,18 +29,18 @@ _WORTH_BYTES = 1 << 24
 
 
 def digest(tensors: Iterable[torch.Tensor], size_bytes: int = DIGITS // 2, *, before: bytes = b"") -> str:
-    """Hexadecimal, of the bytes of these tensors in their order, and of their lengths; and of what comes `before`.
+    """Return the hexadecimal digest of the bytes `before` and of these tensors' bytes and lengths, in order.
 
     Raises:
-        RuntimeError: one has no memory that can be read (sparse, meta).
+        RuntimeError: a tensor has no readable memory (sparse, meta).
     """
     return _of([_sums(tensor) for tensor in tensors], size_bytes, before)
 
 
 class RunningDigest:
-    """The same digest, taken on a thread while tensors are on their way: it reads some as the link carries others.
+    """The same digest, computed on a thread while tensors are transferred: it reads some while others are in transit.
 
-    Of fewer bytes in all than are worth a thread it is taken at once. `before`: what comes before the tensors.
+    If there are too few bytes to be worth a thread, each tensor is read at once. `before`: bytes before the tensors.
     """
 
     def __init__(self, size_bytes: int, before: bytes = b"") -> None:
@@ -56,14 +57,14 @@ class RunningDigest:
         self._waiting.put(None)
 
     def add(self, tensor: torch.Tensor) -> None:
-        """The next one; nobody writes to it before the result is there."""
+        """Add the next tensor. It must not be written to before `result` returns."""
         if self._thread is None:
             self._sums.append(_sums(tensor))
         else:
             self._waiting.put(tensor)
 
     def result(self) -> str:
-        """Of all that were added, which are all. Raises as `digest`."""
+        """Return the digest of all tensors, after the last one was added. Raises as `digest`."""
         self._waiting.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -93,7 +94,7 @@ def _sums(tensor: torch.Tensor) -> list[int]:
     count = size // _WORD
     whole = count // _PIECE * _PIECE
     words = flat[: count * _WORD].view(torch.int64)
-    sums = words[:whole].view(-1, _PIECE).sum(1).tolist()  # what follows is few numbers: torch's calls cost more
+    sums = words[:whole].view(-1, _PIECE).sum(1).tolist()  # few numbers remain: Python is faster than torch calls
     sums.append(int(words[whole:].sum()) if whole < count else 0)
     rest = flat[count * _WORD :].tolist() if count * _WORD < size else []
     total = (sum(sums) + _HALF) % (2 * _HALF) - _HALF

@@ -1,13 +1,13 @@
-"""Collectives that failed in this process, whether or not the script lets their errors out.
+"""Failed collectives of this process, even if the script swallows their errors.
 
 Rules:
 
-1. What an optimizer steps by after a failed collective was never reduced: that state is no rank's to give away, and
-   what was committed of it neither.
-2. Errors are seen where they leave torch: its backward pass, in which DDP reduces, and the functions of
-   `torch.distributed`, which log them. A step pays one call of a function.
-3. Only an error that tells of a connection counts, or one that comes while the collectives are broken: what torch
-   refuses to do is the script's own affair.
+1. An optimizer that steps after a failed collective uses gradients that were never reduced. No rank may give such a
+   state away, even if it was committed.
+2. Errors are detected where they leave torch: in its backward pass, in which DDP reduces, and in the functions of
+   `torch.distributed`, which log them. This costs a step one function call.
+3. An error counts only if it is about a connection, or if the collectives are broken at that time. Other errors of
+   torch are the script's own affair.
 """
 
 import sys
@@ -24,9 +24,10 @@ from taskd.runtime.worker.frameless import ORIGINAL, Steps, around, followed
 
 
 class Failures:
-    """Since this rank's state was last known to be good.
+    """Failures since this rank's state was last known to be good.
 
-    `steps` counts what the optimizers did since the commit; `tell` hears whether there are any failures.
+    `steps` counts the optimizers' activity since the commit. `tell` is called with True after the first failure, and
+    with False when the failures are forgotten.
     """
 
     def __init__(self, steps: Callable[[], int], tell: Callable[[bool], None]) -> None:
@@ -34,12 +35,12 @@ class Failures:
         self._tell = tell
         self._steps_before: int | None = None
         self.any = False
-        """Whether a collective has failed."""
+        """True if a collective has failed."""
         self.committed = False
-        """Whether a step that was made after it counts as committed."""
+        """True if a step made after the failure counts as committed."""
 
     def note(self) -> None:
-        """One has failed."""
+        """Record that a collective has failed."""
         if self._steps_before is None:
             self._steps_before = self._steps()
             self.any = True
@@ -47,27 +48,30 @@ class Failures:
 
     @property
     def stepped(self) -> bool:
-        """Whether an optimizer has stepped after it, since the commit."""
+        """True if an optimizer has stepped after the failure and since the commit."""
         return self._steps_before is not None and self._steps() > self._steps_before
 
     def commit(self) -> None:
-        """The step under way is about to be committed."""
+        """Prepare for the commit of the step under way."""
         self.committed = self.committed or self.stepped
         self._steps_before = 0
 
     def forget(self) -> None:
-        """The state is good."""
+        """Forget all failures, because the state is good again."""
         self._steps_before, self.any, self.committed = None, False, False
         self._tell(False)
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether neither a connection nor a machine explains it, as far as is known: the script raises it by itself."""
+    """Return whether the script raised the error by itself: no connection or machine is known to explain it."""
     return isinstance(error, RuntimeError) and kind_of(error) is None and not of_a_connection(in_one_line(error))
 
 
 def watch(broken: Callable[[], bool], note: Callable[[], None]) -> None:
-    """Have `note` called for each collective that fails. `broken` tells whether none can work. Once per process."""
+    """Call `note` for each collective that fails. Call this once per process.
+
+    `broken` returns whether no collective can work at present.
+    """
 
     def look(error: BaseException | None) -> None:
         if error is not None and (kind_of(error) is FaultKind.RETRY or broken()):

@@ -1,11 +1,12 @@
-"""Fingerprints of what a training consists of, by which two runs are compared.
+"""Fingerprints of the values of a training, for a comparison of two runs.
 
 Rules:
 
-1. Equal content has equal fingerprints in every process: no address, no order of a set, no hash of Python's is in one.
-2. Of the script's objects the attributes are read, and none of their code is called but the `state_dict()` of a part,
-   which taskd calls too. What cannot be read has none, "".
-3. Of one value at most `_MOST_BYTES` are read, and it is followed `_DEPTH` deep.
+1. Equal content has equal fingerprints in every process. A fingerprint contains no address, no order of a set and no
+   hash of Python's.
+2. The attributes of the script's objects are read. None of their code is called, except `state_dict()` of a part, which
+   taskd calls anyway. A value that cannot be read has the fingerprint "".
+3. At most `_MOST_BYTES` are read of one value, and its contents are followed `_DEPTH` levels deep.
 """
 
 import hashlib
@@ -30,10 +31,13 @@ class _UnreadableError(Exception):
 
 
 class Fingerprint:
-    """Of one value. `text` is "" where nothing can be compared; `moves`: a tensor or generator is in it."""
+    """Fingerprint of one value. `text` is "" if it cannot be compared.
+
+    `moves`: the value contains a generator, or a tensor or array with at least one dimension.
+    """
 
     def __init__(self, value: Any, own: frozenset[int] = frozenset()) -> None:
-        """`own`: ids of what is compared elsewhere, and not looked into here."""
+        """Compute the fingerprint. `own`: ids of objects that are compared elsewhere and are not read here."""
         self.moves = False
         self._own = own
         self._left = _MOST_ITEMS
@@ -113,7 +117,7 @@ class Fingerprint:
 
 
 def of_part(part: Any) -> str:
-    """Of a part of the state that is equal on all ranks."""
+    """Return the fingerprint of a part of the state that is equal on all ranks."""
     if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
         return Fingerprint(part).text
     save = getattr(part, "state_dict", None)
@@ -121,7 +125,7 @@ def of_part(part: Any) -> str:
 
 
 def of_random_numbers() -> dict[str, str]:
-    """Of each global generator of this process."""
+    """Return the fingerprint of each global random generator of this process, by its name."""
     found = {"python": _short(repr(random.getstate())), "torch": digest([torch.default_generator.get_state()])}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -132,7 +136,7 @@ def of_random_numbers() -> dict[str, str]:
 
 
 def of_batch(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Of what a model was given."""
+    """Return the fingerprint of the arguments of a model's forward pass."""
     return Fingerprint([*args, kwargs]).text
 
 

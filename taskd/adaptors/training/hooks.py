@@ -1,15 +1,16 @@
-"""The hooks by which a training state sees its optimizers step and its modules run, and what they have counted.
+"""Hooks that count the steps of a training state's optimizers and detect the passes of its modules.
 
-They are plain functions, or functions of the core: a model that carries them can still be copied with `copy.deepcopy`.
+The hooks are plain functions or functions of the C core, so `copy.deepcopy` can still copy a model that carries them.
 
-What runs after a forward pass is no hook of torch's: a module that has any goes another way through `__call__`, at 10
-us a pass. It stands where `Module.compile` puts the compiled call of one module, which copying and pickling leave out.
+The code after a forward pass is not a torch hook. Any hook sends a module through a slower path of `__call__`, at 10 us
+a pass. The code is put where `Module.compile` stores the compiled call of one module. Copying and pickling leave that
+attribute out.
 
-Of states that have a module in common the one that trains watches it: as its training function is entered the hooks of
-the others are taken off, so that the optimizers of trainings that are over can go.
+If several states share a module, the one that trains watches it. When its training function is entered, the hooks of
+the other states are removed. The optimizers of finished trainings can then be freed.
 
-None of this is a part of what `torch.compile` compiles: there it would break the graph, which `fullgraph` forbids. What
-runs around a module that lies in a compiled one stands around that.
+`torch.compile` compiles none of this, because it would break the graph, which `fullgraph` forbids. Hooks for a module
+inside a compiled module are put around the compiled one too.
 """
 
 from collections.abc import Callable
@@ -26,20 +27,20 @@ from taskd.adaptors.training.parts.parts import Parts
 from taskd.runtime.worker.pulse import Hook, Pulse
 
 _watching: "WeakKeyDictionary[torch.nn.Module, list[ref[StepHooks]]]" = WeakKeyDictionary()
-"""Those that have hooks on a module, in their order."""
+"""The `StepHooks` that have hooks on a module, in the order in which they were put."""
 
 
 class StepHooks:
-    """Counts, for each optimizer, the steps begun and done since the last commit.
+    """Counter of each optimizer's steps, begun and done, since the last commit.
 
     Args:
-        parts: whose optimizers and modules are watched.
-        counts: two numbers of each optimizer, begun and done, in turn.
-        before_forward: called with the module before each forward pass; what it returns tells whether to call it again.
+        parts: parts of the state; their optimizers and modules are watched.
+        counts: two numbers per optimizer, in turn: its steps begun and done.
+        before_forward: called with the module before each forward pass; it returns whether to call it again.
         after_forward: called after each forward pass that trains.
 
     Attributes:
-        evaluations: what to call around evaluations of the modules.
+        evaluations: functions to call around evaluations of the modules.
 
     """
 
@@ -51,7 +52,7 @@ class StepHooks:
         after_forward: Callable[[], None],
     ) -> None:
         self.withdrawn: Callable[[], None] = lambda: None
-        """Called when another state has taken a module over."""
+        """Callback for the moment when another state has taken over a module."""
         self.counts = counts
         self._parts = parts
         self.evaluations = Evaluations()
@@ -66,7 +67,10 @@ class StepHooks:
         self.use(None)
 
     def use(self, pulse: Pulse | None, *, records: bool = True) -> None:
-        """From now on count in C, and record if the forward passes are to; or without a pulse in Python."""
+        """Count in C from now on, or in Python if `pulse` is None.
+
+        `records`: whether forward passes that train record the position in C too.
+        """
         if pulse is not None:
             self._put(pulse.optimizers, pulse.after_forward if records else None, pulse)
             return
@@ -74,11 +78,11 @@ class StepHooks:
         self._put(in_python, self._after_forward, None)
 
     def take_over(self) -> None:
-        """The state trains from now on: no other one watches its modules."""
+        """Become the only watcher of the state's modules, because the state trains from now on."""
         found = {id(one): one for module in self._parts.modules for known in _watching[module] if (one := known())}
         if found.keys() <= {id(self)}:
-            return  # to put hooks takes milliseconds: compiled modules are looked for
-        for one in reversed(found.values()):  # what was put last is around all others
+            return  # putting the hooks takes milliseconds, since it searches for compiled modules
+        for one in reversed(found.values()):  # the hooks that were put last are the outermost
             one._remove()
             if one is not self:
                 one._end()
@@ -88,27 +92,30 @@ class StepHooks:
 
     @property
     def torn(self) -> bool:
-        """Whether an optimizer is inside its step, or has stepped more than once."""
+        """True if an optimizer is inside its step or has stepped more than once."""
         begun, done = self.counts[::2], self.counts[1::2]
         return any(a != b or b > 1 for a, b in zip(begun, done, strict=True))
 
     @property
     def inside(self) -> bool:
-        """Whether an optimizer is inside its step."""
+        """True if an optimizer is inside its step."""
         return any(begun != done for begun, done in zip(self.counts[::2], self.counts[1::2], strict=True))
 
     @property
     def stepped(self) -> list[bool]:
-        """Whether each optimizer has stepped."""
+        """One flag per optimizer: true if it has stepped."""
         return [count > 0 for count in self.counts[1::2]]
 
     def untouched(self, index_untouched: Callable[[int], bool]) -> bool:
-        """Whether no optimizer has changed anything: none has stepped, and for each that is inside its step ask."""
+        """Return whether no optimizer has changed anything since the commit.
+
+        That holds if none has completed a step, and `index_untouched` is true for each that is inside its step.
+        """
         begun, done = self.counts[::2], self.counts[1::2]
         return not any(done) and all(not count or index_untouched(index) for index, count in enumerate(begun))
 
     def withdraw(self) -> None:
-        """A step that was begun is refused before it has changed anything."""
+        """Remove a begun step from the counts, because it is rejected before it has changed anything."""
         for index in range(0, len(self.counts), 2):
             self.counts[index] = self.counts[index + 1]
 
@@ -157,7 +164,7 @@ def _counting(counts: memoryview, index: int) -> tuple[Hook, Hook]:
 
 
 def _after_pass(module: torch.nn.Module, mode: Mode, record: Hook | None) -> Hook:
-    """What is done after each pass of a module; after one that trains it is recorded where the rank stands."""
+    """Return the function to call after each pass of a module. After a training pass it records the rank's position."""
 
     def after() -> None:
         if is_compiling():
@@ -174,7 +181,7 @@ def _after_pass(module: torch.nn.Module, mode: Mode, record: Hook | None) -> Hoo
 
 
 class AfterPass:
-    """Calls `after` whenever a pass of a module has returned, until removed. It costs a pass a microsecond."""
+    """Wrapper of a module's call: calls `after` when a pass has returned, until it is removed. It costs 1 us a pass."""
 
     def __init__(self, outer: torch.nn.Module, after: Hook) -> None:
         self._module = outer
@@ -183,7 +190,7 @@ class AfterPass:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = inner(*args, **kwargs)
-            if not is_dynamo_compiling():  # the compiler sees a constant, and compiles nothing of what follows
+            if not is_dynamo_compiling():  # a constant for the compiler, which then compiles nothing of the branch
                 after()
             return result
 
@@ -191,7 +198,7 @@ class AfterPass:
         vars(outer)["_compiled_call_impl"] = call
 
     def remove(self) -> None:
-        """Put things back, unless `Module.compile` was called since."""
+        """Restore the module's former call, unless `Module.compile` was called since."""
         if vars(self._module).get("_compiled_call_impl") is self._call:
             vars(self._module)["_compiled_call_impl"] = self._former
 
@@ -208,7 +215,7 @@ def _hook_before(
 
 
 def _compiled_around(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """What `torch.compile` has made of modules that this is, or is a part of."""
+    """Return the modules made by `torch.compile` that contain this module."""
     kind = imported("torch._dynamo.eval_frame", "OptimizedModule")
     found = instances(kind) if kind is not None else []
     return [outer for outer in found if outer is not module and any(inner is module for inner in outer.modules())]

@@ -1,28 +1,28 @@
-"""Where else a training state is kept while the training function runs: copies in shared memory, and checkpoints."""
+"""Other places that keep a training state while the training function runs: copies in shared memory, checkpoints."""
 
 from typing import NamedTuple, Protocol
 
 
 class SavedCheckpoint(NamedTuple):
-    """A checkpoint that the script has had written, complete."""
+    """A complete checkpoint that the script has written through taskd."""
 
     step: int
     path: str
 
 
 class Copying(Protocol):
-    """What copies a state."""
+    """An object that copies a state."""
 
     @property
     def next(self) -> int:
-        """The step whose commit it waits for."""
+        """The step whose commit triggers the next copy."""
         ...
 
     @property
     def keeps_own(self) -> bool:
-        """Whether each rank can copy its own state."""
+        """True if each rank can copy its own state."""
         ...
 
     def due(self, step: int) -> None:
-        """This step, or a later one, is committed."""
+        """Make the copy that is due, because this step was committed: the `next` one or a later one."""
         ...

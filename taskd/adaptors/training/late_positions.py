@@ -29,7 +29,7 @@ from taskd.adaptors.training.script.rest import Rest
 
 _log = logging.getLogger(__name__)
 _LOOKS: Final = 3
-"""Commits of a training after which late changes are looked for."""
+"""Number of commits at the start of a training that are checked for late changes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +66,11 @@ class LatePositions:
 
     @property
     def owes(self) -> bool:
-        """Whether `committed` is to be called at the next commit."""
+        """True if `committed` must be called at the next commit."""
         return self._left > 0 and self._can_move
 
     def begin(self) -> None:
-        """Start with a training. A replacement records in backward passes if its predecessor did."""
+        """Start with a training. A replacement records in backward passes if its predecessor did so."""
         self._left = _LOOKS
         recorded = self._recorded() if self._can_move else None
         if recorded is not None:
@@ -79,7 +79,7 @@ class LatePositions:
                 self._record_in_backward(recorded, late)
 
     def committed(self, step: int) -> None:
-        """Check the committed step for changes behind its forward pass."""
+        """Check the committed step for changes after its forward pass."""
         if not self.owes:
             return
         self._left -= 1
@@ -146,7 +146,7 @@ class LatePositions:
         return LateMoves(found.known, found.rng and not self._seeded, frozenset(data))
 
     def _record_in_backward(self, recorded: Recorded, late: LateMoves) -> None:
-        """Hook one parameter of each model, usually of the bucket that DDP sends last."""
+        """Add a hook to one parameter of each model, usually of the bucket that DDP sends last."""
         self._hooked, mark, ahead = True, mark_of(late), recorded.ahead
         trained = {id(one) for one in self._parts.trained()}
 
@@ -167,7 +167,7 @@ class LatePositions:
         return f"in the training of the TrainState made at {self._parts.made_at} {names} of the data changes"
 
     def _is_alone(self, name: str, rest: Rest) -> bool:
-        """Return whether the part in memory has its value of the step's end."""
+        """Return whether the part in memory has its value at the step's end."""
         part = self._parts.positions.get(name)
         loads = part is None or name in self._parts.places or isinstance(part, torch.utils.data.DataLoader)
         return not loads and not rest.may_move(part)
@@ -178,6 +178,6 @@ class LatePositions:
         return part is None or type(part).__module__.partition(".")[0] != "taskd"
 
     def _is_scripts(self, name: str) -> bool:
-        """Return whether the script defines the part's class. Those of libraries move as a batch is fetched."""
+        """Return whether the script defines the part's class. Parts of libraries change when a batch is fetched."""
         part = self._parts.positions[name]
         return name not in self._parts.places and is_users_class(type(part))

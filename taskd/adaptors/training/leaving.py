@@ -1,14 +1,14 @@
-"""The end of a rank's interpreter: nothing of taskd or gloo is under way in it, whatever the script has ended with.
+"""The end of a rank's interpreter: no thread of taskd or gloo may be active in it, however the script ended.
 
 Rules:
 
-1. A thread that comes back from torch's code while the interpreter ends is ended inside a C++ destructor, and the
-   process aborts: "terminate called without an active exception" in place of the script's own status. So the main
-   thread waits for gloo's threads (`groups/settling.py`) and for those of taskd that call torch.
-2. It waits after the script's own `atexit` functions, for at most `SETTLE_S`: mostly some milliseconds. A script that
-   has come to its end, one that fails, and one that calls `sys.exit` are alike.
-3. A rank that fails may have collectives under way which no peer answers. If its threads are not idle within `IDLE_S`,
-   these collectives are broken off: the end of the process would do the same.
+1. If a thread returns from torch's code while the interpreter shuts down, Python ends it inside a C++ destructor. The
+   process then aborts with "terminate called without an active exception" instead of the script's own status. So the
+   main thread waits for gloo's threads (`groups/settling.py`) and for taskd's threads that call torch.
+2. It waits after the script's own `atexit` functions, for at most `SETTLE_S`, mostly some milliseconds. It does so
+   whether a script ends, fails, or calls `sys.exit`.
+3. A rank that fails may have collectives under way to which no peer responds. If its threads are not idle within
+   `IDLE_S`, these collectives are aborted, as the end of the process would do.
 """
 
 import os
@@ -24,7 +24,7 @@ _CALL_TORCH: Final = ("taskd-abort", "taskd-destroy", "taskd-digest", "taskd-ver
 
 
 def settle(world: GroupWorld, pid: int) -> None:
-    """Keep the interpreter of process `pid` from ending under threads that need it. Its forked children have none."""
+    """Keep the interpreter of process `pid` alive while threads need it. Its forked children have no such threads."""
     if os.getpid() != pid:
         return
     if has_failed() and not world.settle(IDLE_S):
@@ -34,5 +34,5 @@ def settle(world: GroupWorld, pid: int) -> None:
 
 
 def has_failed() -> bool:
-    """Whether the interpreter has shown an exception that nobody has caught."""
+    """Return whether the interpreter has printed an uncaught exception."""
     return hasattr(sys, "last_value") or hasattr(sys, "last_exc")

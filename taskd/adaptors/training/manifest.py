@@ -1,7 +1,7 @@
-"""What describes a state on its way: its manifest, in a frame that shows whether it is as it was made.
+"""The manifest of a state in transit, in a frame that shows whether the manifest is intact.
 
-A frame is a head and the manifest. The head has the manifest's length, its digest, and a check of these two. So a
-length is known to be right before so much is waited for, and a manifest is whole before it is read.
+A frame is a head and the manifest. The head holds the manifest's length, its digest, and a checksum of these two. So
+the length is verified before that many bytes are awaited, and the manifest is verified before it is decoded.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ _MOST_ELEMENTS: Final = 1 << 48
 
 
 class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor on its way."""
+    """Description of one tensor in transit."""
 
     dtype: str
     shape: list[Annotated[int, msgspec.Meta(ge=0, le=_MOST_ELEMENTS)]]
     device: str
 
     def size_bytes(self) -> int:
-        """Without what is around it."""
+        """Return the size of the tensor's elements alone."""
         count = 1
         for length in self.shape:
             count *= length
@@ -38,12 +38,22 @@ class TensorSlot(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateManifest(msgspec.Struct, frozen=True):
-    """What a donor is about to send: the folded parts by name, the tensors in their order, and its own position.
+    """Description of the state that a donor is about to send.
 
-    `loose` are the buffers that are in no `state_dict`, folded too; `plain` the modules' other attributes that changed.
-    `name` is that of the part, `weights` are those of the replica set, `flags` those of FSDP2. `finite`: the newest
-    loss is known to be. `layouts` are those of DDP wrappers (see `LentLayouts`), `taken` is what the self-check has
-    taken in. `begun_at` is the step at which the training began, -1 if that is not known.
+    Attributes:
+        step: committed steps of the state.
+        parts: the folded parts, by name.
+        slots: the tensors, in their order.
+        position: the donor's own position.
+        loose: the buffers that are in no `state_dict`, folded too.
+        plain: other attributes of the modules that have changed.
+        name: name of the donor's part of the state, "" for all of it.
+        weights: digests of the weights of the donor's replica set.
+        flags: flags of FSDP2's modules.
+        finite: whether the newest loss is known to be finite.
+        layouts: bucket layouts of DDP wrappers (see `LentLayouts`).
+        taken: values that the self-check has added to the state.
+        begun_at: step at which the training began, -1 if that is not known.
     """
 
     step: int
@@ -62,14 +72,14 @@ class StateManifest(msgspec.Struct, frozen=True):
 
 
 class Framed(NamedTuple):
-    """A manifest as it travels: `data` with its head, and the digest of it that counts for the whole stream."""
+    """A manifest in transit: `data` is the head and the manifest, `seal` its digest, which the stream's includes."""
 
     data: bytes
     seal: bytes
 
     @classmethod
     def of(cls, manifest: StateManifest) -> "Framed":
-        """Put its head before a manifest."""
+        """Encode a manifest and put its head before it."""
         data = msgspec.msgpack.encode(manifest)
         seal = _hash(data, _SEAL_BYTES)
         head = len(data).to_bytes(_LENGTH_BYTES, "little") + seal
@@ -77,12 +87,12 @@ class Framed(NamedTuple):
 
     @classmethod
     def read(cls, receive: Callable[[int], bytes], first_bytes: int = HEAD_BYTES) -> "Framed":
-        """The one that `receive` gives in pieces of as many bytes as it is asked for.
+        """Receive a frame. `receive` returns as many bytes as it is called with.
 
-        `first_bytes` come first, the end of which is empty if all is shorter.
+        The first piece has `first_bytes`. Its end is padding if the frame is shorter.
 
         Raises:
-            DistrustError: it is not what was framed, whatever it is.
+            DistrustError: the bytes are not those of a frame as it was made.
         """
         first = receive(first_bytes)
         said, check = first[: HEAD_BYTES - _CHECK_BYTES], first[HEAD_BYTES - _CHECK_BYTES : HEAD_BYTES]
@@ -98,7 +108,7 @@ class Framed(NamedTuple):
 
     @property
     def manifest(self) -> StateManifest:
-        """The manifest itself. Raises `msgspec.DecodeError` if another version of taskd has made it."""
+        """Decoded manifest. Raises `msgspec.DecodeError` if another version of taskd has made it."""
         return msgspec.msgpack.decode(self.data[HEAD_BYTES:], type=StateManifest)
 
 

@@ -1,15 +1,16 @@
-"""One rank's whole state as a stream of bytes: what a donor sends, and what a copy holds.
+"""One rank's whole state as a stream of bytes, which a donor sends and a copy holds.
 
 Rules:
 
-1. A stream is a frame with a manifest (`manifest.py`), the bytes of the tensors in its order, and a digest of it all.
-   Small tensors travel together, empty ones do not. Over the network the first message has a fixed length and holds as
-   much of the frame as fits: a small state needs no message of its own for the length.
-2. Tensors go from memory to memory, into the receiver's own where these fit. No copy of the whole state is made.
+1. A stream is a frame with a manifest (`manifest.py`), the bytes of the tensors in its order, and a digest of all that.
+   Small tensors travel together; empty ones do not travel. Over the network the first message has a fixed length and
+   holds as much of the frame as fits. So a small state needs no separate message for the length.
+2. Tensors go from memory to memory, into the receiver's own tensors where they fit. The whole state is never copied.
 3. Nothing that a peer sends is unpickled freely (see `tree`).
-4. What has arrived is compared, by the digest, with what was packed. Both are taken while other tensors are on their
-   way. Many are at a time, so that the link never waits for Python; those that were copied for it are few.
-5. Of sharded tensors the parts are packed, for ranks that have the same part (see `shards`).
+4. The receiver compares the digest of the received bytes with the sender's. Both compute it while other tensors are in
+   transit. Many tensors are in transit at a time, so the link never waits for Python. Few of them are copies made for
+   the transfer.
+5. Of a sharded tensor this rank's part is packed, for ranks that have the same part (see `shards`).
 """
 
 from collections import deque
@@ -27,51 +28,51 @@ from taskd.adaptors.training.sharding.partitions import load, state_of
 from taskd.adaptors.training.sharding.shards import Specs, is_part, local
 from taskd.errors import DistrustError
 
-_SMALL_BYTES = 256 * 1024  # a tensor below this travels with its neighbours: to copy it costs less than a message
-_PARCEL_BYTES = 4 * 1024 * 1024  # and this much of them at a time
+_SMALL_BYTES = 256 * 1024  # a smaller tensor travels with its neighbours, since a copy costs less than a message
+_PARCEL_BYTES = 4 * 1024 * 1024  # the most that a parcel of small tensors holds
 _FIRST_BYTES = 1 << 14
 
 
 _AT_ONCE = 128
-"""So many tensors, or parcels of small ones, are on their way at a time."""
+"""Maximum number of tensors, or parcels of small ones, in transit at a time."""
 _COPIES_AT_ONCE = 4
-"""So many of them in memory of their own."""
+"""Maximum number of these that are in memory of their own."""
 Wait = Callable[[], object]
 
 
 class StreamSource(Protocol):
-    """Where a stream comes from: the network, or a file."""
+    """Source of a stream: the network, or a file."""
 
     @property
     def device(self) -> torch.device:
-        """On which tensors travel."""
+        """Device on which tensors travel."""
         ...
 
     @property
     def digest(self) -> str:
-        """Of the whole stream, where no digest comes behind the tensors; else ""."""
+        """Digest of the whole stream, if none follows the tensors; else ""."""
         ...
 
     def receive(self, tensor: torch.Tensor) -> Wait:
-        """Fill a tensor with the next bytes, which are there when what is returned has been called."""
+        """Start to fill a tensor with the next bytes. They are there after a call of the returned function."""
         ...
 
 
 class Lane(StreamSource, Protocol):
-    """The way of a stream over the network."""
+    """Route of a stream over the network."""
 
     def send(self, tensor: torch.Tensor) -> Wait:
-        """The bytes of a tensor. Until what is returned has been called it is on its way."""
+        """Start to send a tensor's bytes. They are in transit until the returned function was called."""
         ...
 
 
 def pack(recovery: StateRecovery, *, everything: bool = False) -> tuple[StateManifest, list[torch.Tensor]]:
-    """The whole state as it is now: what describes it, and this rank's own tensors in their order.
+    """Return the manifest of the whole state as it is now, and this rank's own tensors in their order.
 
-    With `everything` it serves a rank too that has gone on since: buffers that have not changed yet are there.
+    With `everything` the result also suits a rank that has continued since: it includes buffers without changes so far.
 
     Raises:
-        TypeError: the state has something that cannot be put down.
+        TypeError: the state holds a value that cannot be packed.
     """
     tensors: list[torch.Tensor] = []
     slots: list[TensorSlot] = []
@@ -117,7 +118,7 @@ def manifest_of(file: CopyFile) -> StateManifest:
 
 
 def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> None:
-    """Send a state along `lane`, with the digest of all of it."""
+    """Send a state along `lane`, followed by the digest of all of it."""
     parcels, frame = _parcels(manifest.slots), Framed.of(manifest)
     with RunningDigest(sum(slot.size_bytes() for slot in manifest.slots), frame.seal) as running:
         under_way = _UnderWay(lane.device)
@@ -138,10 +139,10 @@ def send(manifest: StateManifest, tensors: list[torch.Tensor], lane: Lane) -> No
 
 
 def fill(recovery: StateRecovery, lane: StreamSource, target_step: int) -> bytes:
-    """Fill the state with what comes along `lane`; return the position that comes with it.
+    """Fill the state from the stream of `lane`; return the position that comes with it.
 
     Raises:
-        DistrustError: what has come is not what was packed.
+        DistrustError: the received state is not the one that was packed.
         ValueError, KeyError, TypeError, msgspec.DecodeError: it does not fit this rank's state.
     """
     frame = _receive_frame(lane)
@@ -215,7 +216,7 @@ def check(file: CopyFile) -> None:
 
 
 def relay(source: StreamSource, lane: Lane) -> None:
-    """Send on what comes from `source`, with its digest."""
+    """Forward the stream of `source` along `lane`, with its digest."""
     frame = _receive_frame(source)
     for wait in _send_frame(frame, lane):
         wait()
@@ -238,7 +239,7 @@ def _bytes(data: bytes, lane: Lane) -> torch.Tensor:
 
 
 def _receive_digest(source: StreamSource) -> Callable[[], str]:
-    """Return what waits for the digest that comes next, and returns it. A copy's own digest is there already."""
+    """Return a function that waits for the next digest and returns it. A copy's own digest is there already."""
     if source.digest:
         return lambda: source.digest
     data = torch.empty(DIGITS, dtype=torch.uint8, device=source.device)
@@ -252,7 +253,7 @@ def _receive_digest(source: StreamSource) -> Callable[[], str]:
 
 
 def _receive_frame(source: StreamSource) -> Framed:
-    """What comes first. Raises `DistrustError` if it is not what was sent."""
+    """Receive the frame at the start of a stream. Raises `DistrustError` if it is not as it was sent."""
     first_bytes = HEAD_BYTES if isinstance(source, CopyFile) else _FIRST_BYTES
     return Framed.read(lambda size_bytes: _receive_bytes(source, size_bytes), first_bytes)
 
@@ -272,9 +273,9 @@ def _target(slot: TensorSlot, own: torch.Tensor | None) -> torch.Tensor:
 
 
 class _UnderWay:
-    """Parcels on their way, in their order: `_AT_ONCE` at most, and `_COPIES_AT_ONCE` of them in memory of their own.
+    """Parcels in transit, in order: at most `_AT_ONCE`, and at most `_COPIES_AT_ONCE` of them in memory of their own.
 
-    That memory is used again as soon as its parcel has arrived: new memory costs as much as the way itself.
+    That memory is reused as soon as its parcel has arrived, since new memory costs as much as the transfer itself.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -284,12 +285,12 @@ class _UnderWay:
         self._copies = 0
 
     def make_room(self, *, copied: bool) -> None:
-        """Wait for as many as must have arrived before another is sent off; `copied`: in memory of its own."""
+        """Wait until another parcel may be sent off. `copied`: that parcel is in memory of its own."""
         while len(self._waits) >= _AT_ONCE or (copied and self._copies >= _COPIES_AT_ONCE):
             self._finish_first()
 
     def buffer(self, size_bytes: int) -> torch.Tensor:
-        """So much memory for a copied parcel for which room has been made."""
+        """Return `size_bytes` of memory for a copied parcel. Call `make_room` first."""
         oldest = self._buffers[0] if len(self._buffers) == _COPIES_AT_ONCE else None
         if oldest is None or len(oldest) < size_bytes:
             oldest = torch.empty(max(size_bytes, _PARCEL_BYTES), dtype=torch.uint8, device=self._device)
@@ -297,12 +298,12 @@ class _UnderWay:
         return oldest[:size_bytes]
 
     def add(self, wait: Wait, *, copied: bool) -> None:
-        """A parcel that was sent off, for which room has been made."""
+        """Add a parcel that was sent off. Call `make_room` before it is sent."""
         self._waits.append((wait, copied))
         self._copies += copied
 
     def finish(self) -> None:
-        """Wait for all."""
+        """Wait for all parcels."""
         while self._waits:
             self._finish_first()
 
@@ -336,7 +337,7 @@ def _fill(targets: list[torch.Tensor], lane: StreamSource, running: RunningDiges
 
 
 def _parcels(slots: list[TensorSlot]) -> list[list[int]]:
-    """Group the tensors for the journey: both sides come to the same list. Empty tensors do not travel."""
+    """Group the tensors into parcels, in the same way on both sides. Empty tensors do not travel."""
     parcels: list[list[int]] = []
     room_bytes = 0
     for index, slot in enumerate(slots):

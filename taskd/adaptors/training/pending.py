@@ -1,11 +1,11 @@
-"""Gradients that are still being summed when a step is committed: they are no part of the state, and would be lost.
+"""Gradients that still accumulate at a commit: they are not part of the state, and a recovery would lose them.
 
 Rules:
 
-1. A commit without an optimizer's step, with finite gradients there, is suspected. (A step that a gradient scaler left
-   out has gradients that are not finite.) Suspicion is no error: the script may throw these gradients away.
-2. It is an error when a later backward adds to them: the script accumulates over commits.
-3. Where every commit follows an optimizer's step, this costs one look at a number.
+1. A commit is suspect if no optimizer has stepped and the gradients are finite. (A step that a gradient scaler skipped
+   has gradients that are not finite.) Suspicion is no error, because the script may discard these gradients.
+2. If a later backward pass adds to them, that is an error: the script accumulates over commits.
+3. If every commit follows an optimizer's step, the check costs one read of a number.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from taskd.errors import ConfigError
 
 
 class Pending:
-    """Watches the gradients of one training state."""
+    """Detector of gradients that accumulate over commits, for one training state."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -28,10 +28,12 @@ class Pending:
         self._suspects: list[tuple[torch.nn.Parameter, torch.Tensor, int]] = []
         self._added = self._watches = False
         self.armed = False
-        """Whether the last commit is suspected."""
+        """True if the last commit is suspect."""
 
     def committed(self, step: int, *, stepped: bool) -> None:
-        """Called at each commit that is suspected, or that follows one which is.
+        """Check a commit before which the first optimizer has not stepped, or that follows a suspect commit.
+
+        `stepped`: whether any optimizer has stepped.
 
         Raises:
             ConfigError: the script accumulates gradients over commits.
@@ -46,7 +48,7 @@ class Pending:
             self._suspect()
 
     def forget(self) -> None:
-        """The gradients were dropped: what a scaler has done with them counts no more either."""
+        """Forget the gradients, which were dropped, and what gradient scalers have recorded of them."""
         self.armed, self._suspects = False, []
         for part in self._parts.replicated.values():
             if isinstance(part, torch.amp.GradScaler) and part.is_enabled():
@@ -66,7 +68,7 @@ class Pending:
                 self._watch(part)
 
     def _watch(self, part: Any) -> None:
-        """Gradients may also be set to zero in place, which counts for thrown away."""
+        """Wrap a part's `zero_grad`: gradients that are set to zero in place count as discarded too."""
         zero: Callable[..., None] = part.zero_grad
 
         def zero_grad(*args: Any, **kwargs: Any) -> None:

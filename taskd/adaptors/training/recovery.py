@@ -1,14 +1,14 @@
-"""What a recovery does with one rank's training state: what that is worth, and how it comes to a committed step.
+"""Recovery of one rank's training state: its condition at a fault, and its return to a committed step.
 
 Rules:
 
-1. `commit` counts the step, and puts down where this rank stands in random numbers and data (see `committed_steps`). It
-   copies no weights.
-2. Between two commits the hooks of the optimizers tell what the state in memory is worth: CLEAN while none has
-   changed anything, or what was changed can be undone (see `undo`); STEPPED when each has stepped exactly once; TORN in
-   all other cases, a commit that was left half way among them.
-3. A forward pass may change buffers (BatchNorm) although the weights are still clean: `rollback` puts them back.
-4. Whoever reads these methods at a fault does so on the thread that trains, outside of the training function.
+1. `commit` counts the step and records this rank's random numbers and data position (see `committed_steps`). It copies
+   no weights.
+2. Between two commits the optimizers' hooks show the condition of the state in memory. It is CLEAN while no optimizer
+   has changed anything, or if the changes can be undone (see `undo`). It is STEPPED when each has stepped exactly
+   once. It is TORN in all other cases, such as a commit that was left half-way.
+3. A forward pass may change buffers (BatchNorm) although the weights are still clean: `rollback` restores them.
+4. At a fault, these methods are called on the thread that trains, outside of the training function.
 """
 
 import os
@@ -46,30 +46,30 @@ from taskd.wire.messages import Condition
 
 
 class StateRecovery(CommittedSteps):
-    """What lies behind one `TrainState`.
+    """The recovery methods of one `TrainState`.
 
     Args:
-        parts: those of the state.
-        seeds: of its random numbers, if it was given a seed.
-        commit: the state's own method, by which a script's text is read.
-        backup_every: steps from one copy of the state to the next, if the script says so; 0: none.
+        parts: parts of the state.
+        seeds: seeds of its random numbers, if it was given a seed.
+        commit: the state's own method, by which commits are found in a script's text.
+        backup_every: steps from one copy of the state to the next, if the script specifies them; 0: no copies.
 
     Attributes:
-        losses: those given to `commit`.
+        losses: losses given to `commit`.
         committing: whether `commit` is counting a step now.
-        shares: those of the global batch.
-        afterwards: what is done after certain commits.
-        failures: errors that the script may swallow.
-        parameters_moved: whether anything but an optimizer has changed parameters since the commit.
+        shares: shares of the global batch.
+        afterwards: work after certain commits.
+        failures: failed collectives, whose errors the script may swallow.
+        parameters_moved: returns whether anything but an optimizer has changed parameters since the commit.
         lent_layouts: bucket layouts that travel with the state.
-        in_flight: what wrappers hold of the present step.
-        steps: what has run since the commit.
-        replicas: which replica set this rank belongs to.
-        saved: the newest checkpoint of the present training function.
-        inexact: what the newest recovery could not put back exactly.
-        interruptions: how many steps were let go of.
-        on_saved: called when there is another.
-        withdraw_step: refuses an optimizer's step that has begun, before it has changed anything.
+        in_flight: values of the present step that wrappers hold.
+        steps: hooks that count the optimizers' steps since the commit.
+        replicas: replica set of this rank.
+        saved: newest checkpoint of the present training function.
+        inexact: description of all that the newest recovery could not restore exactly.
+        interruptions: number of interrupted steps that were dropped.
+        on_saved: called when there is a new checkpoint.
+        withdraw_step: rejects an optimizer's step that has begun, before it has changed anything.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class StateRecovery(CommittedSteps):
         self.failures = Failures(lambda: sum(counts), lambda any_: self._board.demand(Extra.FAILURE, wanted=any_))
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
-        """As `TrainState.commit`.
+        """Count the step as done, with all extra work; see `TrainState.commit`.
 
         Raises:
-            DistrustError: it is the first step with a state that has come, and its loss is not finite.
+            DistrustError: it is the first step with a restored state, and its loss is not finite.
         """
         if self._verify is not None:
             self._verify()
@@ -148,9 +148,10 @@ class StateRecovery(CommittedSteps):
             self.afterwards.run(step)
 
     def _has_more_to_do(self) -> bool:
-        """Whether the next commit has more to do than to count, as far as it is known; who finds out later demands it.
+        """Return whether the next commit has more to do than to count, as far as is known now.
 
-        Of several optimizers' first the core itself sees whether it has stepped, and of collectives whether one failed.
+        Code that finds out later demands it. The C core itself checks whether the first optimizer has stepped, and
+        whether a collective has failed.
         """
         return bool(
             self._verify is not None
@@ -167,16 +168,16 @@ class StateRecovery(CommittedSteps):
         )
 
     def after_commit(self, work: Callable[[int], object], every: int) -> None:
-        """As `TrainState.after_commit`."""
+        """Register work after commits; see `TrainState.after_commit`."""
         self.afterwards.add(work, every)
         self._board.demand(Extra.STATE)
 
     def do_again(self) -> None:
-        """Do what follows the commit. Called after a recovery, before it goes on."""
+        """Repeat the work after the newest commit. Called after a recovery, before the training continues."""
         self.afterwards.run(self.step)
 
     def attach(self, path: str) -> None:
-        """Keep positions in the file at `path` from now on; what a dead process left there is found by `return_to`.
+        """Keep positions in the file at `path` from now on. `return_to` finds what a dead process has left there.
 
         Raises:
             RestoreError: the file cannot be used.
@@ -195,12 +196,12 @@ class StateRecovery(CommittedSteps):
             self._pack_in_pulse()
 
     def begin(self, rank: JobRank | None = None) -> None:
-        """Record where this rank stands before its first step. Called as training begins, but not in a newcomer.
+        """Record this rank's position before its first step. Called as training begins, but not in a newcomer.
 
-        `rank` is that in the job; if it is not given, that of `torch.distributed`.
+        `rank` is the rank in the job; by default, the rank of `torch.distributed`.
         """
         self._rank = rank
-        if rank is None:  # nobody opens it
+        if rank is None:  # then nobody calls `open`
             found = rows_of(self.parts, 0)
             self.shares.lie_on(None if isinstance(found, str) else found)
         self._board.demand(Extra.STATE)
@@ -213,9 +214,9 @@ class StateRecovery(CommittedSteps):
         self._record()
 
     def open(self, slot: JobRank, replicas: int, world: str, *, joins: bool) -> MeshRows | None:
-        """The training function is entered: look which parts of the state there are; return the rows of a mesh.
+        """Determine this rank's part of the state as the training function is entered; return the rows of a mesh.
 
-        `slot` is the rank in the job, of `replicas` ranks (0: as many as have begun). `world` as in `Replicas`.
+        `slot` is the rank in the job, of `replicas` ranks (0: as many as have started). `world` as in `Replicas`.
         """
         self.replicas.begin(empty=joins, world=world, slot=slot, size=replicas)
         self.shares.lie_on(self.replicas.rows)
@@ -224,12 +225,12 @@ class StateRecovery(CommittedSteps):
     def enter_world(
         self, slot: JobRank, rank: WorldRank, world_size: int, replicas: int, members: Sequence[JobRank] = ()
     ) -> None:
-        """The job's rank `slot` is `rank` of `world_size` now, which are `members`; the full world has `replicas`."""
+        """Make the job's rank `slot` rank `rank` of the world of these members. The full world has `replicas` ranks."""
         self._rank = slot
         self.shares.enter(rank, world_size, replicas, self.parts, members)
 
     def declare_empty(self) -> None:
-        """Say that this is a newcomer, whose weights count for nothing."""
+        """Declare this process a newcomer, whose weights count for nothing."""
         self._empty = True
         self._board.demand(Extra.STATE)
         self.in_flight = InFlight(self.parts)
@@ -239,16 +240,16 @@ class StateRecovery(CommittedSteps):
 
     @property
     def in_optimizer(self) -> bool:
-        """Whether an optimizer is inside its step, or has been left there by an exception. Any thread may ask."""
+        """True if an optimizer is inside its step, or was left there by an exception. Any thread may read it."""
         return self.steps.inside
 
     @property
     def between_steps(self) -> bool:
-        """Whether a step is committed, and no training forward pass has ended since."""
+        """True if a step is committed and no training forward pass has ended since."""
         return self.step > 0 and self.step + 1 not in self._positions.read()
 
     def condition(self, error: BaseException | None = None) -> Condition:
-        """Return what the state in memory is worth now; `error` is that by which the training was just left."""
+        """Return the condition of the state in memory. `error` is the exception that has just left the training."""
         if self._empty:
             return Condition.EMPTY
         if self._restoring or self.committing or self.failures.committed:
@@ -266,11 +267,11 @@ class StateRecovery(CommittedSteps):
 
     @property
     def left_out(self) -> str:
-        """`file:line` of the first work that a STEPPED state's own step had still to do; "" for none."""
+        """`file:line` of the first work that the step of a STEPPED state has not reached; "" for none."""
         return self._followers.rest.line
 
     def adopt(self) -> None:
-        """Count a STEPPED state as committed, with the schedulers and averages that have followed in each step."""
+        """Count a STEPPED state as committed, after schedulers and averages that lag have followed the optimizers."""
         self.failures.forget()
         worked_at = self.position(self.step + 1)
         if worked_at and (data := unpack(worked_at)[1]):  # the loop's iterator has gone with the loop
@@ -281,7 +282,7 @@ class StateRecovery(CommittedSteps):
         self.on_commit, self._adopting = on_commit, False
 
     def rollback(self) -> str:
-        """Undo what was done since the commit: a CLEAN state is then the committed one. Return what was left, or ""."""
+        """Undo all since the commit: a CLEAN state is then the committed one. Return a note on what is left, or ""."""
         self._board.demand(Extra.STATE)
         if self.undo.ready:
             self.undo.apply()
@@ -295,7 +296,7 @@ class StateRecovery(CommittedSteps):
 
     @contextmanager
     def restoring(self, step: int) -> Iterator[None]:
-        """Mark the state TORN while the body fills it, and as committed step `step` when the body ends well."""
+        """Mark the state as TORN while the body fills it, and as committed step `step` when the body succeeds."""
         self._restoring = True
         self._board.demand(Extra.STATE)
         yield
@@ -309,12 +310,12 @@ class StateRecovery(CommittedSteps):
         self._empty = self._restoring = self.committing = False
 
     def why_not_again(self) -> str:
-        """Why the present step, whose first optimizer is about to step, cannot be done again; "" if it can."""
+        """Return why the present step, whose first optimizer is about to step, cannot be done again; "" if it can."""
         changed = any(self.steps.stepped) or self._empty or self._restoring or self.failures.stepped
         return "the step has changed what cannot be put back" if changed or not self._can_be_done_again() else ""
 
     def redo(self) -> None:
-        """Put all back to the last commit, as a recovery does in a process that it keeps. Raises `RestoreError`."""
+        """Restore the last commit, as a recovery does in a process that it keeps. Raises `RestoreError`."""
         self.in_flight.drop_step(self.step)
         self.rollback()
         self.in_flight.complete()
@@ -322,7 +323,7 @@ class StateRecovery(CommittedSteps):
         self.return_to(self.step)
 
     def drop_step(self, *, on_purpose: bool = False) -> None:
-        """Let go of a step that was interrupted: no gradient is left, and no evaluation goes on."""
+        """Drop an interrupted step: no gradient is left, and no evaluation continues."""
         self.interruptions += not on_purpose
         for parameter in self.parts.parameters():
             parameter.grad = None
@@ -330,12 +331,12 @@ class StateRecovery(CommittedSteps):
         self.steps.train_on()
 
     def return_to(self, step: int, lent: bytes = b"", *, own: bool = False) -> str:
-        """Put random numbers and data position of `step` back; return what is not exact, or "".
+        """Restore the random numbers and data position of `step`; return a note on what is not exact, or "".
 
-        `lent` is a donor's position, for a rank that has none of its own, or its `own` from a copy.
+        `lent` is a donor's position, for a rank without a record, or with `own` this rank's own from a copy.
 
         Raises:
-            RestoreError: what was recorded cannot be read or put back.
+            RestoreError: the record cannot be read or restored.
         """
         payload = self.position(step)
         missing = self._go_back(payload or lent)
@@ -352,7 +353,7 @@ class StateRecovery(CommittedSteps):
         return not ahead and self.buffers.can_be_put_back()
 
     def _save(self, module: torch.nn.Module) -> bool:
-        """Before a forward pass; tells whether to call it again."""
+        """Save buffers before a forward pass; return whether to call this again."""
         goes_on = self.buffers.save(module)
         if self.buffers.touched:
             self._board.demand(Extra.STATE)
@@ -365,9 +366,10 @@ class StateRecovery(CommittedSteps):
         return can
 
     def watch_first_step(self, source: str = "", distrust: Callable[[], None] = lambda: None) -> None:
-        """The state of some ranks has come from replicas or copies, this one's from `source`; "": it has kept its own.
+        """Arm the first-step check after a restore of some ranks from replicas or copies.
 
-        If the next step is not finite, `distrust` is called, and a state that has come is TORN.
+        `source`: where this rank's state came from, "" if it kept its own. If the next step is not finite, `distrust`
+        is called, and a restored state is TORN.
         """
 
         def refuse() -> None:
@@ -384,13 +386,13 @@ class StateRecovery(CommittedSteps):
         self.first_step.forget()
 
     def _put_down(self, step: int) -> None:
-        """Copy or digest what is to be of this step."""
+        """Start the copy and the digest of this step's state if they are due."""
         if self.backups is not None and step >= self.backups.next:
             self.backups.due(step)
         if step >= self.replicas.due_at:
             self.replicas.due(step)
 
     def begin_epochs(self) -> None:
-        """The script asks for its epochs for the first time: they are recorded from now on."""
+        """Record the epochs from now on, because the script has requested them for the first time."""
         self._followers.save()
         self._pack_in_pulse()

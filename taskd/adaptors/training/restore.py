@@ -1,16 +1,18 @@
-"""Bring every rank to one step: donors send, receivers are filled, all go back to that step's random numbers and data.
+"""Restore of all ranks to one step: donors send, receivers are filled, and all get back random numbers and positions.
 
 Rules:
 
 1. Collective: every rank of the new world calls `restore` with the same plan, after its groups are formed and its
-   wrappers re-pointed. When all have their state, what is made of all ranks' parts is made again.
+   wrappers re-pointed. When all ranks have their state, values that are made of all ranks' parts are made again.
 2. All or nothing: a receiver is TORN from the first byte until everything has been loaded.
-3. A donor lends its own random numbers and data position to a receiver whose node has none of the receiver's. A copy
-   has those of its step. A rank that has loaded a copy sends the state to ranks that have copied their position only.
-4. Where the plan says so all go back to a checkpoint instead (see `saved`).
-5. After it the first step must be finite (`FirstStep`), or its source is distrusted as if it had sent another state.
-6. A donor of whose state another digest arrives is told of, and gives nothing away any more. A copy that is damaged is
-   erased: the next plan takes another.
+3. A donor lends its own random numbers and data position to a receiver if the receiver's node has no record of them. A
+   copy contains those of its step. A rank that has loaded a copy sends the state to ranks that copied only their
+   position.
+4. If the plan requires it, all ranks go back to a checkpoint instead (see `saved`).
+5. The first step after a restore must be finite (`FirstStep`). Otherwise its source is distrusted as if it had sent a
+   damaged state.
+6. If a donor's state arrives with another digest, this is reported, and the donor gives nothing away any more. A
+   damaged copy is erased, and the next plan uses another one.
 """
 
 import time
@@ -35,7 +37,7 @@ from taskd.wire.state import Load, Transfer
 
 @dataclass(frozen=True)
 class RestoreReport:
-    """What one rank's restore took: bytes sent or received, its duration, and what is not exact ("" if all is)."""
+    """Result of one rank's restore: bytes sent or received, duration, and a note on inexact values ("" for none)."""
 
     size_bytes: int
     duration_ms: float
@@ -47,12 +49,13 @@ def restore(
 ) -> RestoreReport:
     """Bring this rank to `plan.target_step`: weights, optimizer and the rest, then RNG and data position.
 
-    `rank` is that in the plan's world; `copies` are those that it can read.
+    `rank` is the rank in the plan's world; `copies` are the copies that this rank can read.
 
     Raises:
-        RestoreError: this rank holds something else than the plan says, or a transfer failed; the state is then
-            TORN if it was to receive, and untouched otherwise. A DistrustError if what came is not what was sent.
-        RefusedError: this rank would go on from another place in its data than it stood at.
+        RestoreError: this rank's state is not the one that the plan expects, or a transfer failed. The state is then
+            TORN if it was to be received, and untouched otherwise.
+        DistrustError: the received state is not the one that was sent.
+        RefusedError: this rank would continue from another place in its data than its own.
     """
     begun = time.monotonic()
     notes: list[str] = []
@@ -112,7 +115,7 @@ def _of_another(recovery: StateRecovery, *, received: bool) -> str:
 
 
 def _own_place(plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None) -> bytes:
-    """Return this rank's position at the step of the plan from a copy on its node; empty if there is none."""
+    """Return this rank's position at the plan's step from a copy on its node; empty if there is none."""
     file = copies.find(plan.ranks[rank], plan.target_step, place=True) if copies is not None else None
     if file is None:
         return b""
@@ -134,7 +137,7 @@ def _stale(recovery: StateRecovery, step: int) -> str:
 def _source(
     recovery: StateRecovery, plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None
 ) -> tuple[str, Callable[[], None]]:
-    """Where this rank's state has come from, and what has it give nothing away any more; "" if it has kept its own."""
+    """Return where this rank's state came from ("" if it kept its own), and a function that distrusts this source."""
 
     def distrust(peer: WorldRank) -> Callable[[], None]:
         return lambda: setattr(recovery.replicas, "distrusts", plan.ranks[peer])
@@ -151,7 +154,7 @@ def _source(
 
 
 def _receive(recovery: StateRecovery, lane: "_Lane", plan: WorldPlan, donor: WorldRank) -> bytes:
-    """Fill the state with what another rank sends; return the position that comes with it."""
+    """Fill the state from another rank; return the position that comes with it."""
     try:
         return fill(recovery, lane, plan.target_step)
     except DistrustError as error:
@@ -163,7 +166,7 @@ def _receive(recovery: StateRecovery, lane: "_Lane", plan: WorldPlan, donor: Wor
 
 
 def _load(recovery: StateRecovery, load: Load, plan: WorldPlan, rank: WorldRank, copies: CopyFolder | None) -> bytes:
-    """Load a copy, or send it to the rank that does; return the position that it has for this rank."""
+    """Load a copy, or send it to the rank that loads it. Return the position in it if this rank loads it."""
     lane = _Lane(Transfer(donor=load.holder, receivers=(load.receiver,)), plan.world_size)
     if rank != load.holder:
         return _receive(recovery, lane, plan, load.holder)
@@ -185,7 +188,7 @@ def _load(recovery: StateRecovery, load: Load, plan: WorldPlan, rank: WorldRank,
 
 
 def _keep(recovery: StateRecovery, plan: WorldPlan, rank: WorldRank) -> str:
-    """Make this rank's own state the one of the target step; return what is not known about it."""
+    """Make this rank's own state the one of the target step; return a note on what is not exact, or ""."""
     condition = recovery.condition()
     if rank in plan.adopt and condition is Condition.STEPPED and recovery.step + 1 == plan.target_step:
         recovery.adopt()
@@ -199,9 +202,9 @@ def _keep(recovery: StateRecovery, plan: WorldPlan, rank: WorldRank) -> str:
 
 
 class _Lane:
-    """The way from one donor to its receivers over the default group: a broadcast if they are the whole world.
+    """Route from one donor to its receivers over the default group: a broadcast if they are the whole world.
 
-    On the host a single receiver is sent to directly: each of gloo's broadcasts goes through threads of its own.
+    On the host a single receiver gets direct messages, because each of gloo's broadcasts uses threads of its own.
     """
 
     digest = ""

@@ -1,10 +1,10 @@
-"""What one process has for its recoveries, whatever training function runs: its link, its shim, its process groups.
+"""The runtime of one process for its recoveries: link, shim and process groups, whatever training function runs.
 
 Rules:
 
-1. A process has one, made when torch has been imported. A newcomer's sets the script up alone until the first resilient
-   function is reached.
-2. At the process's end, threads that need the interpreter are waited for (`leaving.py`).
+1. A process has one runtime, made when torch has been imported. In a newcomer the script's set-up runs alone, without
+   peers, until the first resilient function is reached.
+2. At its end the process waits for threads that need the interpreter (`leaving.py`).
 """
 
 import atexit
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 class RunningFunction(Protocol):
-    """The resilient function that runs, as the rest of the process sees it."""
+    """The running resilient function, as the rest of the process uses it."""
 
     recovery: StateRecovery
     backups: Backups
     inside: bool
 
     def watch_commit(self) -> None:
-        """Look at the next commit."""
+        """Observe the next commit."""
 
 
 class Runtime:
-    """What one process has for its recoveries: the link to the agent, the shim, and the process groups."""
+    """The means of one process for its recoveries: the link to the agent, the shim, and the process groups."""
 
     def __init__(self, link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None]) -> None:
         self.link, self._rebuilt = link, rebuilt
@@ -58,9 +58,9 @@ class Runtime:
         frees = isinstance(self.recorder, Recorder) and not FOR_FREEING.misfit()
         self.world = GroupWorld(self.recorder.break_collectives if frees else None, self.recorder.naming)
         self.session: RunningFunction | None = None
-        """The resilient function that runs."""
+        """The running resilient function; None outside of one."""
         self.function: object = None
-        """That of the newest one."""
+        """Name of the resilient function that was entered last."""
         self._tripwire = Tripwire(self._is_inside, interrupt)
         self.verified = Verified(self.world.groups, self.leave_wait)
         failures.watch(lambda: link.interrupted, self._note_failure)
@@ -82,10 +82,12 @@ class Runtime:
             self._setup = self.world.replay(path, known) if link.joins else Recording(path, own, link.recorded_setup)
 
     def end_setup(self, recovery: StateRecovery, backups: Backups) -> None:
-        """The resilient function is entered: nothing is recorded any more, and it is told what stands in the way.
+        """End the set-up as the resilient function is entered, and report what stands in the way of recoveries.
+
+        Its collectives are no longer recorded or replayed.
 
         Raises:
-            RuntimeError: a newcomer's set-up has come out otherwise than its predecessor's.
+            RuntimeError: a newcomer's set-up has another result than its predecessor's.
         """
         setup, self._setup = self._setup, None
         unkept = None
@@ -104,7 +106,7 @@ class Runtime:
             self.refusals.add(Matter(strange, "Groups of new_group can be recovered in place.", no_rebuild=True))
 
     def _facts(self, parts: Parts) -> dict[str, str]:
-        """What a newcomer's set-up is compared with; nothing in a job that does not check itself."""
+        """Return the facts to compare a newcomer's set-up with; none in a job without the self-check."""
         if self.link.config.self_check is SelfCheck.OFF:
             return {}
         from taskd.adaptors.training.proof.setup_facts import setup_facts
@@ -112,14 +114,14 @@ class Runtime:
         return setup_facts(parts)
 
     def refuse_rebuild(self, reason: str) -> None:
-        """No further world is formed with this process: all are to start anew."""
+        """Form no further world with this process: all processes must start anew."""
         self.refusals.add(Matter(reason, "", no_rebuild=True))
 
     def break_collectives(self) -> None:
-        """Free the main thread, wherever it is stuck; if it goes on all the same, it is stopped at its next call."""
+        """Free the main thread, wherever it is stuck. If it continues all the same, it is stopped at its next call."""
         await_step(self.session)
         self._tripwire.lay()
-        self.world.outdate(self.link.pause_generation)  # before a look at whether one is built: it may begin just now
+        self.world.outdate(self.link.pause_generation)  # before `_building` is read: a build may begin just now
         (self.world.interrupt if self._building else self.world.abandon)()
 
     def forbid_collectives(self, why: str) -> AbstractContextManager[None]:
@@ -127,7 +129,7 @@ class Runtime:
         return self._tripwire.forbid(why)
 
     def mend(self) -> None:
-        """Collectives may work again."""
+        """Let collectives work again."""
         self._tripwire.lift()
         self.recorder.mend()
 
@@ -140,18 +142,21 @@ class Runtime:
         return session is not None and session.inside and not session.recovery.committing
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
-        """What this process is about."""
+        """Return the present activity of this process."""
         session = self.session
         return see_standing(stack, usual, () if session is None else session.recovery.parts.modules)
 
     def leave_at_commit(self) -> None:
-        """The main thread is to leave the resilient function, at its next commit at the latest."""
+        """Have the main thread leave the resilient function, at its next commit at the latest."""
         session = self.session
         if session is not None:
             session.watch_commit()
 
     def leave_wait(self) -> None:
-        """The main thread asks, in a wait that no broken collective ends."""
+        """Raise `Interrupted` if a pause is pending and the resilient function is running.
+
+        The main thread calls this in a wait that no broken collective ends.
+        """
         if self.link.interrupted and self._is_inside():
             interrupt()
 
@@ -179,16 +184,17 @@ _runtime: Runtime | None = None
 def install(
     link: worker.WorkerLink, world_size: int, rebuilt: Callable[[int], None] = lambda _generation: None
 ) -> GroupWorld:
-    """Make this process's runtime. Called once, when torch has been imported and before the script makes a group.
+    """Make this process's runtime; return its process groups.
 
-    `rebuilt` hears the generation of each world that this process is taken into. Returns its process groups.
+    Called once, when torch has been imported and before the script makes a group. `rebuilt` is called with the
+    generation of each world that this process enters.
     """
     global _runtime  # noqa: PLW0603 - one per process
     _runtime = Runtime(link, world_size, rebuilt)
-    atexit.register(leaving.settle, _runtime.world, link.pid)  # before the script's own: it is called after those
+    atexit.register(leaving.settle, _runtime.world, link.pid)  # registered first, so it runs after the script's own
     return _runtime.world
 
 
 def current() -> Runtime | None:
-    """The runtime of this very process; None without an agent, and in forked children."""
+    """Return the runtime of this process; None without an agent, and in forked children."""
     return _runtime if worker.current() is not None else None

@@ -2,13 +2,13 @@
 
 Rules:
 
-1. Under an agent, the function is called again after each recovery, with the state already repaired. Without one (plain
+1. Under an agent, the function is called again after each recovery, with the state already restored. Without one (plain
    torchrun, or a single process) it is simply called.
-2. What it raises is a fault of the job if the agent has asked for a pause, if it is a `RuntimeError` (all that torch
-   raises when a peer is gone), or if it is known to be transient (`register_fault`). Anything else is the script's own
-   and goes on up, and so is, always, what is known to be fatal.
-3. An exception is let go of, with its frames, before a new world is formed: it holds the activations of a whole step.
-4. The process keeps its rank of the job (its slot). Its rank in a world is its place among that world's members.
+2. An exception of the function is a fault of the job in three cases: the agent has requested a pause, it is a
+   `RuntimeError`, or it is known to be transient (`register_fault`). torch raises only `RuntimeError` when a peer is
+   gone. Any other exception is the script's own and propagates. So does every exception that is known to be fatal.
+3. An exception is released, with its frames, before a new world is formed, as it holds the activations of a whole step.
+4. The process keeps its rank in the job (its slot). Its rank in a world is its place among that world's members.
 """
 
 import functools
@@ -52,13 +52,13 @@ R = TypeVar("R")
 def resilient(state: TrainState) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Keep the decorated training function going through faults of this and other ranks.
 
-    The function is called again after each recovery and must go on at `state.step`. All ranks call it; it returns on
-    every rank together, after the last one has finished. Every collective of a step, and every use of its results,
-    belongs inside. Works without an agent too: then nothing is recovered.
+    The function is called again after each recovery and must continue at `state.step`. All ranks call it. It returns on
+    all ranks together, after the last one has finished. Every collective of a step, and every use of its results,
+    belongs inside. It works without an agent too, but then nothing is recovered.
 
     Raises:
         ConfigError: another resilient function runs.
-        Whatever the function raises that is no fault of the job, or that nobody recovers.
+        Exception: any exception of the function that is no fault of the job, or that nobody recovers.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -87,10 +87,10 @@ def _name_of(function: Callable[..., object]) -> object:
 
 
 class Session:
-    """One resilient function of this process, over all generations. `name` tells it from others."""
+    """One resilient function of this process, over all generations. `name` distinguishes it from others."""
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, name: object) -> None:
-        again = runtime.link.inside and runtime.function == name  # the script has caught what it was left by
+        again = runtime.link.inside and runtime.function == name  # the script has caught the exception that left it
         runtime.world.section += not again
         self._runtime, runtime.function = runtime, name
         self._link = runtime.link
@@ -101,9 +101,9 @@ class Session:
         )
         self._first_steps = first_steps_of(runtime, recovery, self.watch_commit)
         self.inside = False
-        """The main thread is inside the function, and not in what comes between two calls of it."""
+        """True while the main thread is inside the function, and false between two calls of it."""
         self._entered = False
-        """The function was called since the newest order."""
+        """True if the function was called since the newest order."""
 
     def run(self, function: Callable[[], R]) -> R:
         """Call the function until every rank has returned from it together."""
@@ -138,7 +138,7 @@ class Session:
         else:
             recovery.begin(self._runtime.rank)
             self._enter_smaller_world()
-            if not link.inside:  # else it goes on with the same training
+            if not link.inside:  # else the same training continues
                 self.backups.forget()
         recovery.late.begin()
         recovery.losses.tell, recovery.on_saved, recovery.saved = link.saw_non_finite, link.tell_again, None
@@ -151,7 +151,7 @@ class Session:
         link.enter(recovery.step, recovery.condition())
 
     def _enter_smaller_world(self) -> None:
-        """The job may start, or start anew, with fewer nodes than it is made for."""
+        """Enter a smaller world if the job starts, or starts anew, with fewer nodes than it is made for."""
         replicas, runtime = self._link.config.replicas, self._runtime
         if replicas and dist.is_initialized() and dist.get_world_size() < replicas:
             self.recovery.enter_world(runtime.rank, WorldRank(dist.get_rank()), dist.get_world_size(), replicas)
@@ -176,7 +176,10 @@ class Session:
                 error = None
 
     def _attempt(self, function: Callable[[], R], plan: WorldPlan | None) -> tuple[list[R], BaseException | None]:
-        """Join the plan's world, if there is one, and call the function once: its result, or why it was left."""
+        """Join the plan's world, if there is one, and call the function once.
+
+        Return its result in a list, or an empty list and the exception that left it.
+        """
         recovery, self._entered = self.recovery, False
         try:
             if plan is not None:
@@ -185,7 +188,7 @@ class Session:
                     return [], self._dump(plan)
             result = [self._call(function, plan)]
         except SystemExit as error:
-            self._runtime.recorder.last_words(error)  # to end takes a script its time: the others need not wait for it
+            self._runtime.recorder.last_words(error)  # a script takes time to end, which the others need not wait for
             self._link.last_words(f"sys.exit({error.code}) in the training function", "")
             raise
         except (Exception, Interrupted) as error:
@@ -201,7 +204,7 @@ class Session:
             elif plan is not None and self._link.first_step and not self._link.interrupted and failures.is_own(error):
                 self._runtime.refusals.first_step(f"the first step of the new world has failed: {in_one_line(error)}")
             condition = recovery.condition(error)
-            if self._entered:  # a failed join leaves what is known of the interruption before it
+            if self._entered:  # a failed join keeps the record of the interruption before it
                 self._first_steps.interrupted(error)
                 between = condition is Condition.CLEAN and recovery.between_steps
                 self._behind.note(error, recovery.step, between=between, rest=recovery.left_out)
@@ -255,7 +258,7 @@ class Session:
         self._link.restored(recovery.step)
 
     def _dump(self, plan: WorldPlan) -> RecoveryError:
-        """Write the checkpoint that the job ends with; return what the resilient function is left with then.
+        """Write the checkpoint that the job ends with; return the error that then leaves the resilient function.
 
         Raises:
             CheckpointError: it could not be written.
@@ -271,11 +274,11 @@ class Session:
             return True
         kind = kind_of(error)
         if kind in (FaultKind.FATAL, FaultKind.PROCESS, FaultKind.NODE):
-            return False  # this process ends; the manager hears why, and replaces it or stops the job
+            return False  # this process ends; the manager gets the reason, and replaces it or stops the job
         return self._link.interrupted or kind is FaultKind.RETRY or isinstance(error, RuntimeError)
 
     def watch_commit(self) -> None:
-        """Look at the next commit: it is the first of a world, or the last before a pause. The others concern nobody.
+        """Observe the next commit: the first of a world, or the last before a pause. Others need no attention.
 
         The control thread calls this too.
         """
@@ -288,7 +291,7 @@ class Session:
         self.recovery.replicas.committed()
         self.backups.committed()
         if self.recovery.shows_steps and not owes:
-            self.recovery.on_commit = None  # before the link is asked: an order that comes now puts it back
+            self.recovery.on_commit = None  # before the link is asked, as an order that comes now sets it again
         elif not self.recovery.shows_steps:
             self._runtime.recorder.step(step)
         if self._link.committed(step):

@@ -1,9 +1,10 @@
-"""`TrainState`: what makes up one rank's training, counted in committed steps. This is what a script sees of it.
+"""`TrainState`: the parts of one rank's training, counted in committed steps, as a script uses it.
 
 Rules:
 
-1. Every name without an underscore is for the script, and documented. What a recovery calls is `StateRecovery`'s.
-2. Which parts are equal on all ranks, and which are each rank's own, is said or known by their type (see `kinds`).
+1. Every name without an underscore is for the script, and documented. Methods for a recovery are in `StateRecovery`.
+2. A part is equal on all ranks, or each rank's own. The script declares which, or the part's type shows it (see
+   `kinds`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,42 +25,44 @@ from taskd.errors import ConfigError
 class TrainState:
     """The objects that one rank trains with, and the count of its committed steps.
 
-    Each part is given by keyword, or in one of two dicts by its name, and is then an attribute:
+    Each part is given by keyword, or by its name in one of two dicts. It is then an attribute of the state:
 
     - *Equal on all ranks*: models, optimizers, schedulers and gradient scalers, by keyword. A replaced rank gets them
-      from a peer. Of any other type (an average of the weights of your own), say so: `replicated={"ema": ema}`.
-    - *Each rank's own* place in its data: data loaders and samplers of torch, by keyword. A rank goes on where it was
-      itself. Of any other type, say so: `data={"stream": stream}`.
+      from a peer. Declare a part of another type (such as your own weight average): `replicated={"ema": ema}`.
+    - *Each rank's own* place in its data: data loaders and samplers of torch, by keyword. A rank continues where it was
+      itself. Declare a part of another type: `data={"stream": stream}`.
 
-    A part has `state_dict()` and `load_state_dict()`; a `DataLoader` and a `DistributedSampler` need neither. One that
-    is None is left out.
+    A part needs `state_dict()` and `load_state_dict()`, except for a `DataLoader` and a `DistributedSampler`. A part
+    that is None is left out.
 
-    With `seed`, python's, numpy's and torch's global generators are seeded anew for each step of each rank, from the
-    seed, the rank and the step: what they draw is then exact on whatever node, and among however many ranks, a step is
-    done. Without it each rank's own states are put back, as far as they are known (docs/exactness.md).
+    With `seed`, the global generators of python, numpy and torch are seeded anew for each step of each rank. The seed,
+    the rank and the step determine their numbers. These are then exact on whatever node, and among however many ranks,
+    a step is done. Without `seed`, each rank's own generator states are restored, as far as they are known
+    (docs/exactness.md).
 
-    A `DataLoader` that is a part of the state keeps its exact place: the training function makes a new iterator of it
-    after a recovery, and that goes on behind the batch of the last committed step. What its order and its workers draw
-    comes from seeds of its own, and the global random numbers are left as they were.
+    A `DataLoader` that is a part of the state keeps its exact place. After a recovery the training function makes a new
+    iterator of it, which continues after the batch of the last committed step. Its order and its workers use seeds of
+    the loader's own, and the global random numbers stay as they were.
 
-    A state that no other rank has (FSDP2 over all ranks, say) is copied now and then to the shared memory of its node
-    and, if there are several nodes, of another: at a fault all ranks go back to the newest copies, and `step` with
-    them. `backup_every` says after how many steps a copy is made, 0 that none is, and N copies a state too of which
-    other ranks have replicas. By default copies are made as often as they cost at most 2 % of the time.
+    A state that no other rank holds (such as FSDP2 over all ranks) is copied from time to time to its node's shared
+    memory. If there are several nodes, a second copy goes to another node. At a fault all ranks go back to the newest
+    copies, and `step` with them. `backup_every` sets the number of steps from copy to copy; 0 turns copies off. A
+    greater number also copies a state of which other ranks have replicas. By default copies are made as often as
+    possible at a cost of at most 2 % of the time.
 
     With `verify="replicas"` each rank digests its part of the parameters and of the optimizer's state after every
-    `every` steps (100 if not given), and taskd compares the ranks that hold the same: one whose memory has silently
-    changed is named, and is replaced if the job wants it (`TASKD_CORRUPTION_RECOVERY`).
+    `every` steps (100 if not given). taskd compares the ranks that hold the same part. A rank whose memory has silently
+    changed is reported, and replaced if the job requests it (`TASKD_CORRUPTION_RECOVERY`).
 
-    `replica_set` names the ranks that hold the same part of the state, where sharded tensors do not tell it (the stages
-    of a pipeline built by hand). Ranks with the same name must hold the same: digests prove it.
+    `replica_set` names the ranks that hold the same part of the state. It is needed where sharded tensors do not show
+    this (the stages of a pipeline built by hand). Ranks with the same name must hold the same part; digests prove it.
 
     What a script uses: `step`, `commit`, `after_commit`, `epoch`, `epochs`, `shares`, and its parts.
 
     Raises:
-        ConfigError: a part has a type that does not tell what it is, or another than was said of it; cannot be saved
-            and loaded; has a name that is given twice, or that the state itself uses; `backup_every` or
-            `every` is no number of steps, or `verify` or `replica_set` none that is known.
+        ConfigError: a part's type does not show its kind or contradicts the declared kind. A part cannot be saved and
+            loaded. A name is given twice, or the state itself uses it. `backup_every` or `every` is no number of steps.
+            `verify` or `replica_set` is no valid value.
     """
 
     def __init__(
@@ -104,22 +107,22 @@ class TrainState:
         self._recovery.step = step
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
-        """Count this step as done and record RNG and data position. To be called last in each step.
+        """Count this step as done and record RNG and data position. Call it last in each step.
 
-        With the step's `loss`, a number or a tensor of one element, taskd reports the first that is NaN or infinite;
-        training goes on. A tensor on an accelerator is looked at one commit later, or when the device has come so far:
-        no step waits for it.
+        With the step's `loss`, a number or a tensor of one element, taskd reports the first loss that is NaN or
+        infinite; training continues. A tensor on an accelerator is checked one commit later, or when the device has
+        computed it. No step waits for it.
         """
         self._recovery.commit_step(loss)
 
     def after_commit(self, work: Callable[[int], object], *, every: int = 1) -> None:
-        """Have `work(step)` done after every so many commits, on all ranks: an evaluation, a checkpoint.
+        """Run `work(step)` after every `every` commits, on all ranks: an evaluation, a checkpoint.
 
-        It is done inside `commit`. If a rank dies in it, or before the next commit, all ranks do it again after the
-        recovery, so it is to be such that doing it twice does no harm. To be called before training.
+        It runs inside `commit`. If a rank dies in it, or before the next commit, all ranks run it again after the
+        recovery. It must do no harm when it runs twice. Call this before training.
 
         Raises:
-            ConfigError: `work` is no function, or `every` no number from 1 on.
+            ConfigError: `work` is no function, or `every` is no integer of at least 1.
         """
         self._recovery.after_commit(work, every)
 
@@ -133,11 +136,11 @@ class TrainState:
         self._recovery.parts.epochs.start_at(epoch)
 
     def epochs(self, total: int) -> Iterator[int]:
-        """The numbers of the epochs that are left of `total`, for the outer loop of the training function.
+        """Return the numbers of the remaining epochs of `total`, for the outer loop of the training function.
 
         for epoch in state.epochs(10):
             sampler.set_epoch(epoch)
-            for batch in loader:  # a part of the state: goes on behind the last committed step
+            for batch in loader:  # a part of the state: continues after the last committed step
                 ...
                 state.commit()
             ...  # done again after a recovery, if the next epoch has not committed a step
@@ -146,9 +149,10 @@ class TrainState:
         return recovery.parts.epochs.up_to(total, recovery.begin_epochs)
 
     def shares(self) -> Iterable[Share]:
-        """The shares of the global batch that this rank works at in this step.
+        """Return the shares of the global batch that this rank computes in this step.
 
-        One, of scale 1, while all ranks are there; else more. The batch is a function of `step`, `index` and `count`:
+        While all ranks are there, this is one share of scale 1; otherwise there are more. The batch is a function of
+        `step`, `index` and `count`:
 
             optimizer.zero_grad()
             for share in state.shares():
@@ -157,14 +161,14 @@ class TrainState:
             optimizer.step()
             state.commit()
 
-        DDP averages the gradients once, in the last share. A script that adds up the gradients of several micro-batches
-        does that within the share, as it does without shares: all but the last within `model.no_sync()`.
+        DDP averages the gradients once, in the last share. A script that accumulates gradients over micro-batches does
+        that within the share, as without shares: all micro-batches but the last run within `model.no_sync()`.
 
-        With a seed, a share's random numbers are the same on whichever rank it is worked at.
+        With a seed, a share's random numbers are the same on whichever rank computes it.
 
         Raises:
-            ConfigError: while they are gone through, with fewer ranks: the script has switched on by hand the
-                communication (`require_backward_grad_sync`) of a share that is not the last.
+            ConfigError: raised by the iteration, with fewer ranks. The script has switched on communication by hand
+                (`require_backward_grad_sync`) in a share that is not the last.
         """
         recovery = self._recovery
         return recovery.shares.of_step(recovery.step)

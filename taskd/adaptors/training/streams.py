@@ -1,4 +1,4 @@
-"""Work of another thread on tensors of an accelerator: behind what the main thread has set off, and beside the rest."""
+"""Work of another thread on an accelerator's tensors: after the main thread's earlier work, beside its later work."""
 
 import ctypes
 import logging
@@ -15,7 +15,10 @@ _OWN_CAPTURES_ALONE: Final = 1
 
 
 def event_of(tensors: Iterable[torch.Tensor]) -> Any:
-    """What the present stream has done till now, of the accelerator that these are on; None on the host."""
+    """Record an event on the current stream of the accelerator that holds these tensors.
+
+    Return the device, its torch module and the event; None if all tensors are on the host.
+    """
     device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), None)
     if device is None:
         return None
@@ -42,7 +45,10 @@ def let_others_capture() -> None:
 
 @contextmanager
 def beside(ready: Any) -> Iterator[None]:
-    """On an accelerator: on a stream of this thread's own behind that event, which is waited for at the end."""
+    """Run the body on a new stream of the accelerator after the event in `ready`; at the end wait for that stream.
+
+    `ready` comes from `event_of`. If it is None, the body runs as it is.
+    """
     if ready is None:
         yield
         return

@@ -2,10 +2,10 @@
 
 Rules:
 
-1. Nothing is ever unpickled freely. What msgpack does not know goes through `torch.save`, and comes back through
+1. Nothing is ever unpickled freely. Values that msgpack cannot encode go through `torch.save`, and come back through
    `torch.load(weights_only=True)`, which builds only tensors, containers and allow-listed types.
 2. Types survive: tuples stay tuples, integer keys stay integers, floats keep every bit.
-3. A tensor that stands in the tree twice (tied weights) is sent once.
+3. A tensor that occurs twice in the tree (tied weights) is sent once.
 4. numpy's numbers and arrays of numbers keep their dtype and bytes. numpy is never imported for a process without any.
 """
 
@@ -26,10 +26,10 @@ from taskd.errors import RestoreError
 TakeTensor = Callable[[torch.Tensor], Any]
 GiveTensor = Callable[[Any, Any], torch.Tensor]
 _FACTORIES: Final = (None, int, float, list, dict, set, str, bool)
-"""What a `defaultdict` that is sent may begin its values with: they are known by their places here."""
+"""Allowed `default_factory` values of a `defaultdict` that is sent. Each is encoded as its index here."""
 _SMALLEST, _LARGEST = -(1 << 63), (1 << 63) - 1
 _NUMPY_KINDS: Final = frozenset("biufcmM")
-"""numpy's own letters for numbers, booleans and times: of these dtype and bytes are the whole value."""
+"""numpy's kind letters for numbers, booleans and times. Dtype, shape and bytes are the whole value of these kinds."""
 _copied = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
     ("PyBytes_FromStringAndSize", ctypes.pythonapi)
 )
@@ -65,13 +65,17 @@ def _fold_rare(value: Any, take: TakeTensor) -> list[Any]:
 
 
 def is_container(value: Any) -> bool:
-    """Whether `fold` goes into a value, and asks for no pickle of it."""
+    """Return whether `fold` encodes a value item by item instead of pickling it."""
     by_type = type(value) in (list, tuple, dict, OrderedDict, deque)
     return by_type or (type(value) is defaultdict and value.default_factory in _FACTORIES)
 
 
 def unfold(value: Any, give: GiveTensor, mine: Any = None) -> Any:
-    """Return what was folded. `give(plain, own)` makes a tensor; `own` is what `mine`, a like tree, has there."""
+    """Return the value that was folded.
+
+    `give(plain, own)` makes a tensor from its plain value. `own` is the tensor at the same place of `mine`, a tree of
+    the same form, or None.
+    """
     if not isinstance(value, list):
         return value
     kind, body = value
@@ -95,9 +99,9 @@ def unfold(value: Any, give: GiveTensor, mine: Any = None) -> Any:
 
 
 def is_numpy(value: Any) -> bool:
-    """Whether a value is a number or an array of numbers of numpy's own types."""
+    """Return whether a value is a number, or an array of numbers, of one of numpy's own types."""
     numpy: Any = sys.modules.get("numpy")
-    if numpy is None or not hasattr(numpy, "generic"):  # it is being imported
+    if numpy is None or not hasattr(numpy, "generic"):  # its import is still under way
         return False
     if type(value) is not numpy.ndarray and not isinstance(value, numpy.generic):
         return False
@@ -115,10 +119,10 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what `pack` encoded.
+    """Return the value that `pack` encoded.
 
     Raises:
-        RestoreError: `data` is not of that kind.
+        RestoreError: `data` was not made by `pack`.
     """
     try:
         return unfold(msgspec.msgpack.decode(data), _outline)
@@ -137,7 +141,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
     """Return a copy of a tensor's bytes, wherever it lies, without numpy.
 
     Raises:
-        RuntimeError: it has no memory that can be read (sparse, meta, a subclass that holds other tensors).
+        RuntimeError: the tensor has no readable memory (sparse, meta, a subclass that holds other tensors).
     """
     plain = tensor.detach().cpu().contiguous().resolve_conj().resolve_neg()
     address = plain.data_ptr()
@@ -152,7 +156,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the dtype of that name; RestoreError if this torch has none."""
+    """Return the dtype of that name. Raises `RestoreError` if this torch has none."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise RestoreError(
@@ -195,10 +199,10 @@ def save(value: Any, pickle_module: Any = pickle) -> bytes:
 
 
 def load(data: bytes) -> Any:
-    """Return what `save` wrote, if it is made of tensors, containers and allow-listed types alone.
+    """Return the value that `save` wrote, if it holds only tensors, containers and allow-listed types.
 
     Raises:
-        RestoreError: it is not.
+        RestoreError: it holds something else.
     """
     try:
         return torch.load(io.BytesIO(data), weights_only=True)

@@ -1,12 +1,12 @@
-"""Stops a training function that goes on after its collectives were broken: at its next collective or DDP forward pass.
+"""A tripwire that stops a training function, after its collectives were broken, at the next collective or DDP forward.
 
 Rules:
 
-1. A step pays nothing: what is laid here is laid for the length of a pause. It is looked up by name when torch's
-   functions are called, so those that the script has imported are caught too.
+1. A step pays nothing, because the tripwire is laid only for the length of a pause. torch's functions look up the
+   replaced names when they are called, so functions that the script has imported are caught too.
 2. Only the thread that runs the training function is stopped, and only while `inside` is true.
-3. What it is stopped by is no `Exception`, so a script that swallows those lets it pass. One that swallows everything
-   is slowed down.
+3. `Interrupted`, which stops the function, is no `Exception`. A script that swallows exceptions lets it pass. A script
+   that swallows everything is slowed down.
 """
 
 import threading
@@ -26,19 +26,22 @@ _STEP_S: Final = 0.01
 
 
 class Interrupted(BaseException):
-    """Leaves the resilient function, at a commit or a collective, because a peer has failed.
+    """Exit from the resilient function, at a commit or a collective, because a peer has failed.
 
-    taskd catches it; let it pass. It is no `Exception`, so that a script which goes on after every error lets it pass.
+    taskd catches it; let it pass. It is no `Exception`, so a script that continues after every error lets it pass.
     """
 
 
 def interrupt() -> None:
-    """Raises what the resilient function is left by."""
+    """Raise `Interrupted`, which leaves the resilient function."""
     raise Interrupted
 
 
 class Tripwire:
-    """`stop` raises what the function is left by. Any thread may lay and lift it."""
+    """Trap on torch's collectives and DDP's forward passes. Any thread may lay and lift it.
+
+    `stop` raises the exception that leaves the training function.
+    """
 
     def __init__(self, inside: Callable[[], bool], stop: Callable[[], None]) -> None:
         self._inside = inside
@@ -50,7 +53,7 @@ class Tripwire:
         self._times = 0
 
     def lay(self) -> None:
-        """From now on every collective of torch's Python functions, and every DDP forward pass, raises."""
+        """Make every collective of torch's Python functions, and every DDP forward pass, raise from now on."""
         with self._lock:
             if self._former is None:
                 member, forward = self._allowed or c10d._rank_not_in_group, DistributedDataParallel._pre_forward
@@ -82,7 +85,7 @@ class Tripwire:
                 self._allowed = None
 
     def lift(self) -> None:
-        """Things are as torch has them."""
+        """Restore torch's own functions."""
         with self._lock:
             if self._former is not None:
                 self._put(*self._former)

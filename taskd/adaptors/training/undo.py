@@ -1,15 +1,15 @@
-"""What a step has changed is undone, where a fault may strike between its changes: several optimizers, or closures.
+"""Undo of a step's changes where a fault may strike between them: several optimizers, or closures.
 
 Rules:
 
-1. With one optimizer that steps once in a commit, nothing can strike in the middle, and nothing is kept.
-2. A closure runs forward and backward inside the optimizer's step. torch's optimizers call it before they change
-   anything: until it has returned, nothing was changed. With others nothing was while no parameter has another version
-   than when the step began. LBFGS changes the parameters between its closures: rule 3.
-3. Where a model runs between two steps of one commit (GANs, several critics), ranks meet there. From the second such
-   commit on, all that is replicated is copied before the first step, and put back by `apply`.
-4. What has changed before the first step, and cannot be put back, makes such a copy worthless: then there is none.
-5. Whether a script is such a one is found out in its first commits; then the hooks that are not needed are removed.
+1. If there is one optimizer that steps once per commit, no fault can strike between changes, and nothing is kept.
+2. A closure runs the forward and backward pass inside the optimizer's step. torch's optimizers call it before they
+   change anything, so nothing has changed until it has returned. With other optimizers nothing has changed while every
+   parameter has the version that it had when the step began. LBFGS changes the parameters between its closures: rule 3.
+3. Where a model runs between two steps of one commit (GANs, several critics), ranks communicate there. From the second
+   such commit on, all replicated parts are copied before the first step, and `apply` restores them.
+4. If something has changed before the first step and cannot be put back, such a copy is worthless, and none is made.
+5. The first commits show whether a script needs copies. After that, the hooks that it does not need are removed.
 """
 
 import copy
@@ -24,16 +24,17 @@ from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.partitions import whole
 
 _COMMITS = 4
-"""After so many without need the hooks are removed."""
+"""Number of commits without need after which the hooks are removed."""
 
 
 class Undo:
-    """For one training state.
+    """Copies of one training state, by which its present step can be undone.
 
     Args:
-        parts: whose replicated ones are copied.
-        counts: how many steps each optimizer has begun and done since the last commit, in turn.
-        stepping: called before the first of them, in the first commits at least; tells whether a copy is any good.
+        parts: parts of the state; the replicated ones are copied.
+        counts: two numbers per optimizer, in turn: its steps begun and done since the last commit.
+        stepping: called before the first step of a commit, in the first commits at least; returns whether a copy is
+            usable.
     """
 
     def __init__(self, parts: Parts, counts: memoryview, stepping: Callable[[], bool]) -> None:
@@ -43,21 +44,21 @@ class Undo:
         self._commits = 0
         self._ran = self._exposed = self._closures = self._settled = False
         self.verify: Callable[[], None] | None = None
-        """Waits until what a closure's collectives gave is there; None: it is at once."""
-        self._begun: dict[int, _Closure | list[int]] = {}  # of each optimizer the newest step with a closure
+        """Function that waits for the results of a closure's collectives; None: no wait."""
+        self._begun: dict[int, _Closure | list[int]] = {}  # by optimizer: its newest step with a closure
         self._live: list[torch.Tensor] = []
         self._copies: list[torch.Tensor] = []
         self._plain: list[Any] = []
         self.ready = False
-        """Whether the present step can be undone."""
+        """True if the present step can be undone."""
         self.busy = True
-        """Whether it wants to hear of commits."""
+        """True if `forget` must be called at each commit."""
         self._handles: list[RemovableHandle] = []
         self.stand_last()
         self._runs = [module.register_forward_pre_hook(_calling(self._run, 0)) for module in parts.modules]
 
     def stand_last(self) -> None:
-        """Come behind the hooks that count."""
+        """Put the hooks after those that count steps."""
         for handle in self._handles:
             handle.remove()
         hooks = [_calling(self._before, index) for index in range(len(self._parts.optimizers))]
@@ -65,28 +66,34 @@ class Undo:
         self._handles = [optimizer.register_step_pre_hook(hook) for optimizer, hook in pairs]
 
     def expose(self) -> None:
-        """A trainer knows that ranks meet between two steps of one commit: all is copied, from the next step on."""
+        """Have all replicated parts copied from the next step on.
+
+        A trainer calls this if it knows that ranks communicate between two steps of one commit.
+        """
         self._exposed = True
 
     def met(self) -> None:
-        """Ranks may meet now, as where a model runs; a trainer says so."""
+        """Record that ranks may communicate now, as they do where a model runs. A trainer calls this."""
         self._ran = True
 
     def untouched(self, index: int) -> bool:
-        """Whether the optimizer, which is inside its step, has changed nothing yet."""
+        """Return whether the optimizer, which is inside its step, has changed nothing yet."""
         known = self._begun.get(index)
         if isinstance(known, _Closure):
             return known.stands
         return known is not None and known == _versions(self._parts.optimizers[index])
 
     def forget(self) -> None:
-        """The step is committed, or another state has come."""
+        """Drop the copy, because the step is committed or another state was restored."""
         self.ready = False
         if not self._settled and (self._commits >= _COMMITS or self._exposed):
             self._settle()
 
     def end(self) -> None:
-        """Nobody trains with this state any more, or by chance later: what is in the middle of a step is TORN then."""
+        """Remove all hooks and copies, because this state does not train any more.
+
+        If it trains later all the same, it is TORN in the middle of a step.
+        """
         for handle in (*self._runs, *self._handles):
             handle.remove()
         self._runs.clear()
@@ -95,7 +102,7 @@ class Undo:
         self.ready = self.busy = False
 
     def apply(self) -> None:
-        """Put back what was there before the first step."""
+        """Restore the replicated parts as they were before the first step."""
         with torch.no_grad():
             for live, copied in zip(self._live, self._copies, strict=True):
                 live.copy_(copied)
@@ -115,7 +122,7 @@ class Undo:
 
     def _before(self, index: int, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         given, wrapped = args[1] if len(args) > 1 else kwargs.get("closure"), None
-        if given is not None and self._counts[2 * index] - self._counts[2 * index + 1] <= 1:  # else a step inside one
+        if given is not None and self._counts[2 * index] - self._counts[2 * index + 1] <= 1:  # else a nested step
             kind: Any = type(optimizer)
             self._closures = True
             if isinstance(optimizer, torch.optim.LBFGS):
@@ -125,7 +132,7 @@ class Undo:
                 wrapped = ((args[0], closure), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closure})
             else:
                 self._begun[index] = _versions(optimizer)
-        if not self._settled or self._exposed or self._ran:  # else the closure was all that is to be known
+        if not self._settled or self._exposed or self._ran:  # else the closure was all that the hook is needed for
             self._step_begins()
         return wrapped
 
@@ -149,7 +156,7 @@ class Undo:
                 handle.remove()
 
     def _save(self) -> None:
-        """Copy all that is replicated: tensors of modules and optimizers into memory that is kept, the rest anew."""
+        """Copy all replicated parts: tensors of modules and optimizers into reused memory, the rest to new objects."""
         optimizers = [*whole(self._parts.optimizers)]
         found = [tensor for module in self._parts.modules for tensor in (*module.parameters(), *module.buffers())]
         found += [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -174,7 +181,7 @@ class Undo:
 
 
 class _Closure:
-    """That of one step of an optimizer, which calls it before it changes anything."""
+    """The closure of one step, for an optimizer that calls it before it changes anything."""
 
     def __init__(
         self, closure: Callable[[], Any], optimizer: torch.optim.Optimizer, verify: Callable[[], None] | None
@@ -194,18 +201,18 @@ class _Closure:
 
     @property
     def stands(self) -> bool:
-        """Whether nothing was changed: it has not returned, nor has another hook changed the parameters before."""
+        """True if nothing has changed: the closure has not returned, and no other hook has changed the parameters."""
         return not self._returned and self._first._version == self._version
 
 
 @cache
 def _calls_first(kind: Any) -> bool:
-    """Whether it is one of torch's, with their own `step`."""
+    """Return whether the optimizer class has a `step` of torch's own."""
     return (kind.step.__module__ or "").startswith("torch.optim.")
 
 
 def _calling(call: Callable[..., Any], index: int) -> Callable[..., Any]:
-    """A plain function, so that what carries it can be copied."""
+    """Return a plain function, so the object that carries it can be copied."""
 
     def hook(*args: Any) -> Any:
         return call(index, *args)
@@ -222,5 +229,5 @@ def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _kept(values: dict[str, Any]) -> dict[str, Any]:
-    """The state of one parameter: its tensors are copied elsewhere, lists of them (LBFGS) are new ones each time."""
+    """Copy the state of one parameter except its tensors, which `_save` copies. Lists of tensors (LBFGS) are copied."""
     return {k: v if isinstance(v, torch.Tensor) else copy.deepcopy(v) for k, v in values.items()}

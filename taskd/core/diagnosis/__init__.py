@@ -1,4 +1,5 @@
-"""What has happened to a job, from the evidence of its ranks: in the manager's process.
+"""Diagnosis of a job from the evidence of its ranks. It runs in the manager's process.
 
-`watch.py` says when a job makes no progress, `diagnose.py` what the evidence comes to. Agents read `endings.py`, too.
+`watch.py` detects that a job makes no progress, and `diagnose.py` turns the evidence into a diagnosis. Agents use
+`endings.py`, too.
 """

@@ -1,9 +1,9 @@
-"""The words of a diagnosis: what is said of each kind of fault, and the sentence that stands in the job's log.
+"""Texts of a diagnosis: one for each kind of fault, and the sentences for the job's log.
 
 Rules:
 
-1. One template for each kind, so that each fault reads the same wherever it is told.
-2. Numbers that are not known are left out, not guessed.
+1. Each kind has one template, so a fault reads the same wherever it is reported.
+2. Unknown numbers are left out, not guessed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ _TOLD_APART: Final = 4
 
 
 def operation(call: Collective) -> str:
-    """`allreduce 57 of communicator 1f2e (4 MiB)`, or `recv from 3 …` for a transfer."""
+    """Return `allreduce 57 of communicator 1f2e (4 MiB)`, or `recv with its rank 3 of …` for a transfer."""
     name = call.op.name.lower().replace("_", "-")
     which = f" {call.number}" if call.number else f" with its rank {call.peer}" if call.peer >= 0 else ""
     more = (amount(call.bytes) if call.bytes else "", f"root {call.peer}" if call.number and call.peer >= 0 else "")
@@ -106,7 +106,7 @@ def _orphans(known: Evidence) -> str:
 
 
 def _asked(known: Evidence) -> str:
-    """Who sent a SIGTERM that the program has handled in its own way."""
+    """Return a clause with the sender of a SIGTERM that the program handled in its own way; "" if there is none."""
     sender = known.end.terminated_by
     return f", after a SIGTERM sent by {describe(sender)}" if sender is not None else ""
 
@@ -166,12 +166,12 @@ WORDS: Final[Mapping[Kind, Callable[[Evidence], str]]] = {
 
 
 def finding(rank: JobRank, kind: Kind, known: Evidence, missing: Collective | None = None, more: str = "") -> Finding:
-    """What is held against a rank, with the operation that it has not entered."""
+    """Return the finding against a rank, with the operation that it has not entered."""
     return Finding(rank, kind, WORDS[kind](known) + more + _missing(missing))
 
 
 def who(rank: JobRank, known: Evidence | None) -> str:
-    """`rank 2 (node 0, pid 4242, step 41)`."""
+    """Return `rank 2 (node 0, pid 4242, step 41)`, without the parts that are not known."""
     if known is None:
         return f"rank {rank}"
     step = known.position.step
@@ -185,7 +185,10 @@ def who(rank: JobRank, known: Evidence | None) -> str:
 
 
 def culprits_text(facts: Iterable[Finding], evidence: Mapping[JobRank, Evidence]) -> str:
-    """What the culprits did, one after another; many of one kind as one, with what is held against the first."""
+    """Return the texts on all culprits, one after another.
+
+    Many culprits of one kind share one text, which has the details of the first.
+    """
     sentences = []
     for kind, group in groupby(facts, key=lambda fact: fact.kind):
         findings = list(group)
@@ -199,7 +202,10 @@ def culprits_text(facts: Iterable[Finding], evidence: Mapping[JobRank, Evidence]
 
 
 def victims_text(waiting: Mapping[JobRank, Collective | None], failed: Iterable[JobRank]) -> str:
-    """What the victims are in, or have come to."""
+    """Return the sentence on the victims.
+
+    It names the ranks that wait, with the operation that was entered longest ago, and the ranks that have failed.
+    """
     parts = []
     if waiting:
         calls = [call for call in waiting.values() if call is not None]

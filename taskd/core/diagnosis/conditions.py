@@ -1,11 +1,11 @@
-"""What is the matter with one rank, by its own evidence: two tables, of which the first row that holds decides.
+"""Symptoms of one rank, from its own evidence: tables in which the first row that holds decides.
 
 Rules:
 
-1. `FAILED` needs no hang: the process has ended, is ending, or has come out with an exception.
-2. `STANDSTILL` and `STUCK` are asked only of ranks that live, in a job that makes no progress. The first holds whatever
-   a rank waits for; the second says what a rank does that holds others up.
-3. What an error's text blames on a connection is a consequence: a peer has failed, and the peer is asked.
+1. `FAILED` needs no hang: the process has ended, is ending, or an exception has ended its main thread.
+2. `STANDSTILL` and `STUCK` apply only to ranks that live, in a job that makes no progress. `STANDSTILL` holds whatever
+   a rank waits for. `STUCK` gives the activity of a rank that holds others up.
+3. An error text that blames a connection is a consequence: a peer has failed, and the peer's evidence decides.
 """
 
 import re
@@ -35,7 +35,7 @@ _CONNECTION: Final = re.compile(
     r"|SUSPECT REMOTE ERROR|HCCL OP RETRY FAILED|\bEI000[26]\b|gloo/transport/.*[Tt]imeout|unhandled system error"
 )
 _ANY_CONNECTION: Final = re.compile(r"^(?:Connection\w*|BrokenPipe)Error\b")
-"""Python's own: as likely to be about a peer as about somebody who has nothing to do with the job."""
+"""Python's own errors: about a peer, or just as likely about a connection that has nothing to do with the job."""
 _TRANSPORT: Final = re.compile(r"gloo/transport/|\bDist\w*Error\b")
 _SIZES: Final = re.compile(r"op\.preamble\.nbytes")
 _LOADER: Final = re.compile(r"torch/utils/data/(?:dataloader|_utils/|datapipes/)|torchdata/")
@@ -49,7 +49,7 @@ _FRAMES_ASKED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """The rank's condition is `kind` if this holds; `reason` says why that may be said."""
+    """One row of a table: the rank's condition is `kind` if `holds` is true. `reason` justifies it."""
 
     kind: Kind
     holds: Callable[[Evidence], bool]
@@ -77,23 +77,26 @@ def _blames_peer(known: Evidence) -> bool:
 
 
 def of_a_connection(text: str) -> bool:
-    """This error may be a consequence of what happened to a peer. Sizes that differ are none: both have called so."""
+    """Return whether this error may be a consequence of a peer's fault.
+
+    Sizes that differ are no consequence: both ranks have made their calls that way.
+    """
     patterns = (_CONNECTION, _ANY_CONNECTION, _TRANSPORT)
     return not _SIZES.search(text) and any(pattern.search(text) for pattern in patterns)
 
 
 def may_blame_peer(known: Evidence) -> bool:
-    """Its error is of some connection, perhaps with a peer."""
+    """Return whether its error is about some connection, perhaps with a peer."""
     return bool(_ANY_CONNECTION.search(_text(known)))
 
 
 def blames_sizes(known: Evidence) -> bool:
-    """gloo has received more than it had asked for, and ends with that."""
+    """Return whether gloo has failed because it received more than it had asked for."""
     return bool(_SIZES.search(_text(known)))
 
 
 def left_by_itself(known: Evidence) -> int | None:
-    """The status with which the script is leaving by sys.exit(), inside its training function; None if it is not."""
+    """Return the status with which the script leaves its training function by sys.exit(); None if it does not."""
     error = known.end.error
     if error is None or not error.main or error.kind != "SystemExit":
         return None
@@ -124,11 +127,11 @@ FAILED: Final = (
     Symptom(Kind.EXITED_EARLY, lambda known: known.end.ending is not None, "it ended as if all were done"),
     Symptom(Kind.DYING, lambda known: known.gone, "the kernel has marked its death and is taking it down"),
 )
-"""EXITED_EARLY is a fault only if others still need the rank; the diagnosis sees to that."""
+"""Signs that a rank has failed. EXITED_EARLY is a fault only if others need the rank; the diagnosis checks that."""
 
 
 def condition_of_end(known: Evidence) -> Symptom | None:
-    """Why a rank has failed; None if it has not, or if taskd itself has ended it."""
+    """Return why a rank has failed; None if it has not, or if taskd itself has ended it."""
     if known.end.ending is not None and known.end.ending.fenced:
         return None
     if not known.gone and not _text(known):
@@ -188,7 +191,7 @@ STANDSTILL: Final = (
     ),
     Symptom(Kind.STOPPED, lambda known: _state(known, RunState.STOPPED, RunState.TRACED), "its state in /proc is T"),
 )
-"""They hold whatever the rank waits for: as long as they do, it cannot go on."""
+"""Conditions that hold whatever the rank waits for: as long as they do, it cannot go on."""
 
 STUCK: Final = (
     Symptom(Kind.UNINTERRUPTIBLE, _uninterruptible, "its state in /proc is D: it waits for a device or a file server"),
@@ -208,25 +211,25 @@ STUCK: Final = (
 
 
 def condition_of_standstill(known: Evidence) -> Symptom | None:
-    """Why the whole process stands still; None if it does not."""
+    """Return why the whole process stands still; None if it does not."""
     return next((row for row in STANDSTILL if row.holds(known)), None)
 
 
 def condition_of_hang(known: Evidence) -> Symptom:
-    """What a rank does that holds others up."""
+    """Return why a rank does not go on and holds others up."""
     return condition_of_standstill(known) or next(row for row in STUCK if row.holds(known))
 
 
 def holds_still(known: Evidence) -> bool:
-    """The whole process stands still."""
+    """Return whether the whole process stands still."""
     return condition_of_standstill(known) is not None
 
 
 def cannot_answer(known: Evidence) -> bool:
-    """No Python can run there: who is asked for an account of himself would not be heard."""
+    """Return whether no Python can run there. Such a process cannot answer a request for an account of its state."""
     return holds_still(known) or _gil_held(known)
 
 
 def waits_by_stack(known: Evidence) -> bool:
-    """Its Python stack shows it in a collective or at a rendezvous, which the black box may not have seen."""
+    """Return whether its Python stack is in a collective or at a rendezvous, which the black box may have missed."""
     return _in(_OUTSIDE, known)

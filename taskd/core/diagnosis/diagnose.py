@@ -1,14 +1,14 @@
-"""From the evidence of all ranks to one diagnosis: what happened, its culprits, and its victims.
+"""One diagnosis from the evidence of all ranks: the fault, its culprits, and its victims.
 
 Rules:
 
-1. `RULES` are tried in order; the first that finds something decides. Each names its reason.
-2. What a rank shows by itself comes before what only a comparison shows, and that comes before what silence suggests.
-3. A hang is presumed only if the job's rhythm has declared one (`rhythm.py`); without it, only what needs no hang
-   is found. A healthy job has no diagnosis.
+1. `RULES` are tried in order, and the first that finds something decides. Each gives its reason.
+2. Evidence of a rank itself comes before a comparison of ranks. A comparison comes before a conclusion from silence.
+3. A hang is presumed only if the job's rhythm has declared one (`rhythm.py`). Without it, only faults that need no hang
+   are found. A healthy job has no diagnosis.
 4. A rank without evidence is blamed only if nothing that is known explains the fault. A rank that taskd has killed is
    never blamed.
-5. Everything is linear in ranks, communicators and noted collectives. No rule asks in which order the ranks come.
+5. The cost is linear in ranks, communicators and recorded collectives. No rule depends on the order of the ranks.
 """
 
 from collections.abc import Collection, Mapping
@@ -40,7 +40,7 @@ from taskd.wire.kinds import JobRank
 _STACKS_TOLD: Final = 2
 _FRAMES_TOLD: Final = 6
 _OURS: Final = "/taskd/adaptors/"
-"""What lies above the training function is of no use."""
+"""Path of taskd's own frames. A shown stack ends before them: frames above the training function are of no use."""
 
 
 def diagnose(
@@ -49,12 +49,12 @@ def diagnose(
     hang: Hang | None = None,
     cuts: Collection[Cut] = (),
 ) -> Diagnosis | None:
-    """The diagnosis of a job; None if nothing is wrong, or nothing can be said yet.
+    """Return the diagnosis of a job; None if nothing is wrong, or if the evidence is not enough yet.
 
     Args:
         evidence: of each rank of which anything is known.
-        members: the ranks of the job's present world; those that there is evidence of, if left out.
-        hang: the job makes no progress, as its rhythm says.
+        members: ranks of the job's present world; by default, the ranks with evidence.
+        hang: the hang that the job's rhythm has declared; None while the job makes progress.
         cuts: nodes that could not reach each other.
 
     """
@@ -67,7 +67,7 @@ def diagnose(
 
 
 def lost_with_node(ranks: Collection[JobRank], text: str) -> Diagnosis:
-    """The diagnosis of ranks of which nothing can be known any more: `text` says what has happened to their node."""
+    """Return the diagnosis of ranks that can no longer be queried. `text` describes what happened to their node."""
     told = f"cannot be heard: {text}"
     facts = tuple(Finding(rank, Kind.SILENT, told) for rank in sorted(ranks))
     who = names(ranks)
@@ -107,7 +107,7 @@ def _diagnosis(view: JobView, rule: Rule, found: Found) -> Diagnosis:
 
 
 def _stacks(view: JobView, culprits: Collection[JobRank]) -> str:
-    """Where those are that may be at work, for people."""
+    """Return, for people, the stacks of culprits that may still be at work."""
     shown = [rank for rank in sorted(culprits)[:_STACKS_TOLD] if rank in view.evidence]
     stacks = ((rank, view.evidence[rank].frames.stack) for rank in shown)
     told = ((rank, list(takewhile(lambda frame: _OURS not in frame, stack))[:_FRAMES_TOLD]) for rank, stack in stacks)
@@ -115,7 +115,7 @@ def _stacks(view: JobView, culprits: Collection[JobRank]) -> str:
 
 
 def _victims(view: JobView, culprits: Collection[JobRank]) -> tuple[dict[JobRank, Collective | None], list[JobRank]]:
-    """Those that wait, with what they wait in, and those that have failed because of others."""
+    """Return the ranks that wait, each with its operation, and the ranks that have failed because of others."""
     waits = view.waits
     waiting: dict[JobRank, Collective | None] = {**waits.stuck, **waits.unsure, **waits.waiting}
     if view.hang is not None:
@@ -129,7 +129,7 @@ def _victims(view: JobView, culprits: Collection[JobRank]) -> tuple[dict[JobRank
 
 
 def _besides(view: JobView, told: Kind) -> list[Finding]:
-    """What is worth a line of its own though it is not the cause: orphans, and numbers that were not finite."""
+    """Return findings beside the cause that deserve their own line: orphans, and numbers that were not finite."""
     return [
         finding(rank, kind, known)
         for rank, known in view.evidence.items()

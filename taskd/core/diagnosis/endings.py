@@ -1,12 +1,13 @@
-"""How a process ended, in words: exit statuses, signals, and what is known of their cause.
+"""The end of a process in words: exit statuses, signals, and the known facts about their cause.
 
 Rules:
 
-1. An exit status above 128 is read as a shell reads it: 137 is signal 9. A signal is told with the status that a shell
-   would show, since that is what schedulers print.
-2. Whoever sent a signal is named if the black box has noted it. SIGKILL leaves no note: the cgroup's counter tells the
-   kernel's OOM killer from a person.
-3. A cause is what the log, the record of a fault and the budget have. It begins with the status as torchrun has it.
+1. An exit status above 128 is read as a shell reads it: 137 is signal 9. A signal is reported with the status that a
+   shell would show, because schedulers print that one.
+2. The sender of a signal is named if the black box has recorded it. SIGKILL leaves no record. There, the cgroup's
+   counter of kills distinguishes the kernel's OOM killer from a person.
+3. A cause is the text in the log, in the record of a fault and in the budget. It begins with the status as torchrun
+   writes it.
 """
 
 from typing import Final
@@ -24,7 +25,7 @@ NATIVE_FAULTS: Final = {
     11: "an invalid memory access",
     31: "a forbidden system call",
 }
-"""Signals that the kernel sends for what a thread has just done."""
+"""Signals that the kernel sends because of a thread's own last action."""
 
 _NAMES: Final = {
     number: f"SIG{name}"
@@ -49,36 +50,39 @@ _LINE_END: Final = "\n"
 
 
 def signal_name(signum: int) -> str:
-    """`SIGSEGV` and the like."""
+    """Return the name of a signal, such as `SIGSEGV`."""
     return _NAMES.get(signum, f"signal {signum}")
 
 
 def ending_of(status: int, *, age_s: float = 0.0, finished: bool = False, fenced: bool = False) -> Ending:
-    """From a status as Python's subprocess has it: negative for a signal."""
+    """Return the ending for a status as in Python's subprocess: negative for a signal."""
     exited, signum = (status, None) if status >= 0 else (None, -status)
     return Ending(exited, signum, age_s, finished, fenced)
 
 
 def in_words(status: int) -> str:
-    """An exit status as torchrun reports it; negative for a signal."""
+    """Return an exit status as torchrun reports it. A negative status is a signal."""
     if status >= 0:
         return f"exit code {status}"
     return f"signal {-status}" + (f" ({_NAMES[-status]})" if -status in _NAMES else "")
 
 
 def cause(evidence: Evidence, status: int, said: str = "") -> str:
-    """How a process has ended, or is ending, and of what, as far as is known. `said`: by its self-report, if it did."""
+    """Return how a process has ended, or is ending, and the reason, as far as they are known.
+
+    `said` is the process's own report of its error; "" if it made none.
+    """
     after = f": {said}" if said and status else ""
     error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
         text = error.text.partition(_LINE_END)[0][:_TEXT_CHARS]
-        twice = said.startswith(text.removesuffix("."))  # the process knows it better, or as well
+        twice = said.startswith(text.removesuffix("."))  # the process's own report has this text already
         return f"{in_words(status)} at {error.where}" + (f" ({text})" if text and not twice else "") + after
     return in_words(status) + (_cause(evidence, -status) if status < 0 else "") + after
 
 
 def error_of(evidence: Evidence, status: int, said: str = "") -> str:
-    """The error alone that a process has ended with, and where it was raised; "" if none is known to have ended it."""
+    """Return only the error that ended a process, and where it was raised; "" if no error is known to have ended it."""
     error = evidence.end.error
     if status > 0 and error is not None and error.main and error.where:
         return f"{error.where}: {said or error.text.partition(_LINE_END)[0][:_TEXT_CHARS]}"
@@ -86,7 +90,7 @@ def error_of(evidence: Evidence, status: int, said: str = "") -> str:
 
 
 def died_of(evidence: Evidence) -> int | None:
-    """The signal that ended the process, as far as is known; None if it was none or it lives."""
+    """Return the signal that ended the process, as far as is known; None if none did, or if the process lives."""
     ending, fatal = evidence.end.ending, evidence.end.fatal
     if ending is not None and ending.signum is not None:
         return ending.signum
@@ -96,14 +100,14 @@ def died_of(evidence: Evidence) -> int | None:
 
 
 def faulted(evidence: Evidence) -> bool:
-    """It died of what its native code did, and not of a signal that another process sent."""
+    """Return whether it died of its own native code's action, and not of a signal from another process."""
     fatal = evidence.end.fatal
     sent = fatal is not None and fatal.sender is not None and not _itself(evidence, fatal.sender)
     return died_of(evidence) in NATIVE_FAULTS and not sent
 
 
 def killed_for_memory(evidence: Evidence) -> bool:
-    """The kernel's OOM killer has struck in its cgroup, and it died of SIGKILL or nobody knows yet of what."""
+    """Return whether the OOM killer has struck in its cgroup, and it died of SIGKILL or of a cause not known yet."""
     struck = evidence.cgroup is not None and bool(evidence.cgroup.oom_kills)
     return struck and evidence.gone and (died_of(evidence) == SIGKILL or _unexplained(evidence))
 
@@ -117,7 +121,7 @@ def _itself(evidence: Evidence, sender: Sender) -> bool:
 
 
 def explain(evidence: Evidence) -> str:
-    """The end of a process, for people: what, by whom, and where. It must have ended."""
+    """Describe for people how a process ended: by which signal or status, by whom, and where. It must have ended."""
     signum, ending = died_of(evidence), evidence.end.ending
     if signum is not None:
         return f"{signal_name(signum)} (exit code {_SHELL + signum}){_cause(evidence, signum)}"
@@ -158,7 +162,7 @@ def _place(evidence: Evidence, signum: int) -> str:
 
 
 def out_of_memory(cgroup: Cgroup) -> str:
-    """What the kernel's OOM killer did there."""
+    """Describe the kills of the kernel's OOM killer in this cgroup."""
     kills = cgroup.oom_kills or 0
     times = "once" if kills == 1 else f"{kills} times"
     limit = f", whose limit is {size(cgroup.limit_bytes)}" if cgroup.limit_bytes else ""
@@ -166,12 +170,12 @@ def out_of_memory(cgroup: Cgroup) -> str:
 
 
 def describe(sender: Sender) -> str:
-    """`torchrun, pid 812, uid 0`."""
+    """Return `torchrun, pid 812, uid 0`."""
     return ", ".join(part for part in (sender.name, f"pid {sender.pid}", f"uid {sender.uid}") if part)
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """Return a number of bytes for people, such as `4 MiB`."""
     amount = float(count)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
@@ -181,5 +185,5 @@ def size(count: int) -> str:
 
 
 def may_be_told_to_end(ending: Ending) -> bool:
-    """SIGTERM: what a launcher sends to the others when one has failed."""
+    """Return whether it ended with SIGTERM, which a launcher sends to the others when one process has failed."""
     return SIGTERM in (ending.signum, (ending.status or 0) - _SHELL)

@@ -1,13 +1,13 @@
-"""What an agent knows of one rank's process at one moment: the material of a diagnosis.
+"""An agent's knowledge of one rank's process at one moment: the material of a diagnosis.
 
 Rules:
 
-1. None means "not known", an empty tuple "none noted". Nothing has to be known: a rank without a black box has what
-   /proc, cgroup and wait status tell.
-2. Times are ages: seconds before the moment at which the evidence was taken. So clocks of different nodes never meet.
-3. Communicators and their collectives are named by ids and numbers that are the same on all ranks that take part.
+1. None means "not known", and an empty tuple "none recorded". No fact is required: a rank without a black box has only
+   those from /proc, the cgroup and the wait status.
+2. Times are ages: seconds before the moment at which the evidence was taken. So clocks of two nodes are never compared.
+3. Communicators and their collectives have ids and numbers that are the same on all ranks that take part.
 4. Counters of the cgroup are differences since the process began.
-5. It travels: every field has a bound (`wire.bounds`).
+5. Evidence travels between processes: every field has a bound (`wire.bounds`).
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from taskd.wire.bounds import (
 
 
 class RunState(Enum):
-    """The letter of `/proc/PID/stat`."""
+    """State letter in `/proc/PID/stat`."""
 
     RUNNING = "R"
     SLEEPING = "S"
@@ -46,7 +46,7 @@ class RunState(Enum):
 
 
 class Standing(Enum):
-    """What the rank is about, as it says itself."""
+    """Phase of a rank, as the rank itself reports it."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -58,7 +58,7 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process that a rank has started: a DataLoader worker, most often."""
+    """A process that a rank has started, most often a DataLoader worker."""
 
     pid: Pid
     state: RunState | None = None
@@ -67,16 +67,16 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Stillness:
-    """What the threads of a process have done between two looks. taskd's own threads do not count.
+    """Activity of a process's threads between two samples. taskd's own threads do not count.
 
     Attributes:
-        window_s: between the looks.
-        main: what the main thread waits for.
-        ran: threads that have run, come or gone, the busiest in front: as many as are worth telling.
-        share: of one core, that they have used.
-        waits: threads whose sleep may end from elsewhere: a child, a socket, a file, a timer.
-        io_bytes: that the process has read and written, sockets and pipes included.
-        disks_idle: no disk of the machine has done anything.
+        window_s: time between the samples.
+        main: reason for the main thread's wait, such as "a lock".
+        ran: threads that have run, come or gone, the busiest first; only as many as are worth a report.
+        share: share of one core that the threads have used.
+        waits: threads whose sleep something outside may end: a child, a socket, a file, a timer.
+        io_bytes: bytes that the process has read and written, sockets and pipes included.
+        disks_idle: True if no disk of the machine has done anything.
 
     """
 
@@ -91,15 +91,15 @@ class Stillness:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """What /proc says.
+    """Facts about a process from /proc.
 
     Attributes:
-        wchan: where in the kernel the main thread sleeps; "" or "0" if it does not.
+        wchan: place in the kernel where the main thread sleeps; "" or "0" if it does not sleep.
         exiting: the kernel has begun to take the process down (PF_EXITING), which takes seconds for a large one.
         busy: share of one core that the process has used lately.
-        state_s: for how long it was seen in this state.
-        children: those that live.
-        orphans: those that it has left behind when it ended, and of the rank's former processes those that still live.
+        state_s: time for which it has been seen in this state.
+        children: living child processes.
+        orphans: living children that it left behind at its end, and those that the rank's former processes left behind.
 
     """
 
@@ -112,12 +112,12 @@ class Process:
     children: Annotated[tuple[Child, ...], Some] = ()
     orphans: Annotated[tuple[Child, ...], Some] = ()
     still: Stillness | None = None
-    """None if it was not looked at twice."""
+    """None if the threads were not sampled twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """Of the cgroup that the process lives in. Several ranks may share one."""
+    """State of the cgroup that the process lives in. Several ranks may share one."""
 
     oom_kills: Counter | None = None
     frozen: bool | None = None
@@ -126,7 +126,7 @@ class Cgroup:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Who sent a signal. `name` is its command, if it could be asked in time."""
+    """Sender of a signal. `name` is its command, if it could be read in time."""
 
     pid: Pid
     uid: Counter
@@ -135,10 +135,10 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The wait status of a process that has ended: an exit status or a signal.
+    """Wait status of a process that has ended: an exit status or a signal.
 
     Attributes:
-        finished: the script had said that its training is over.
+        finished: the script had reported that its training is over.
         fenced: taskd itself has killed it, which is no fault of its own.
 
     """
@@ -151,17 +151,17 @@ class Ending:
 
     @property
     def clean(self) -> bool:
-        """It ended with status 0."""
+        """True if it ended with status 0."""
         return self.status == 0
 
 
 @dataclass(frozen=True, slots=True)
 class FatalSignal:
-    """The black box's record of a signal that nothing survives unless the program handles it.
+    """The black box's record of a signal that ends the process unless the program handles it.
 
     Attributes:
-        address: what the fault was about; None if a process sent the signal.
-        frames: native ones, innermost first, as `module+0xoffset`.
+        address: the address that the fault was about; None if a process sent the signal.
+        frames: native frames, innermost first, as `module+0xoffset`.
         sender: None if the kernel sent it; the process itself for abort().
         handled: the program's own handler has returned, and the process went on.
 
@@ -177,28 +177,28 @@ class FatalSignal:
 
 @dataclass(frozen=True, slots=True)
 class PythonError:
-    """An exception that nobody caught. `where` is its last frame, as `file:line in function`."""
+    """An uncaught exception. `where` is its last frame, as `file:line in function`."""
 
     kind: Line
     message: Line = ""
     where: Line = ""
     main: bool = True
-    """It ended the main thread. One that ended another thread ends no process."""
+    """True if it ended the main thread. An exception that ends another thread ends no process."""
 
     @property
     def text(self) -> str:
-        """As Python's last line of a traceback."""
+        """Error text, as in the last line of a Python traceback."""
         return f"{self.kind}: {self.message}" if self.message else self.kind
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Who in the process went on. Of the newest open event, the fourth clock, `Collective.entered_s` tells.
+    """Signs of life of a process. A fourth clock is `Collective.entered_s` of the newest open event.
 
     Attributes:
-        native_s: since the core's own thread last beat. It beats five times a second, unless the whole process stands.
-        gil_s: for how long nobody has answered by taking the GIL; 0.0 if somebody has, None if nobody was ever asked.
-        main_s: for how long Python's main thread has not answered between two bytecodes; 0.0 and None likewise.
+        native_s: time since the core's own thread last beat: five times a second, unless the process stands still.
+        gil_s: time for which no thread has answered by taking the GIL; 0.0 if one has, None if none was ever asked.
+        main_s: time for which Python's main thread has not answered between two bytecodes; 0.0 and None likewise.
 
     """
 
@@ -209,7 +209,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class Communicator:
-    """A communicator that the process has open, with its `rank` of `ranks`. `number` is of its newest collective."""
+    """A communicator that the process has open, as its `rank` of `ranks`. `number` is of its newest collective."""
 
     comm: Unsigned64
     number: Counter
@@ -222,8 +222,8 @@ class Collective:
     """One operation of a communicator.
 
     Attributes:
-        number: which collective of the communicator, from 1; 0 for a transfer between two ranks.
-        bytes: of one rank's part; 0 if it is not known.
+        number: position among the communicator's collectives, from 1; 0 for a transfer between two ranks.
+        bytes: size of one rank's part; 0 if it is not known.
         peer: root or partner, by its rank in the communicator; -1 if there is none or it is not known.
         left_s: None while it is open.
         step: the step under way when it was entered, if that is known.
@@ -243,13 +243,13 @@ class Collective:
 
     @property
     def open(self) -> bool:
-        """It has not ended."""
+        """True while it has not ended."""
         return self.left_s is None
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """A loss or a gradient norm that was NaN or infinite: the first step at which this rank saw one."""
+    """A loss or a gradient norm that was NaN or infinite, at the first step with one on this rank."""
 
     step: MaybeCounter
     what: Name = "loss"
@@ -258,7 +258,7 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The newest `steps` steps of a rank: the whole step, and how much of it was spent in collectives and for data."""
+    """Time of a rank's newest `steps` steps: the whole step, and its parts in collectives and for data."""
 
     steps: Counter
     step_s: Seconds
@@ -267,18 +267,18 @@ class Pace:
 
     @property
     def own_s(self) -> float:
-        """What the rank itself needs for a step."""
+        """Time that the rank itself needs for a step."""
         return self.step_s - self.waited_s - self.data_s
 
 
 @dataclass(frozen=True, slots=True)
 class LockFile:
-    """A file that the main thread waits for until it is gone, as a compiler cache has them (`core/diagnosis/locks.py`).
+    """A file whose removal the main thread waits for, as a compiler cache has them (`core/diagnosis/locks.py`).
 
     Attributes:
-        owner: whose it is, as a sentence without an end.
-        pid: of its owner, where that lives and is seen from here; else 0.
-        stale: it is provably nobody's.
+        owner: a sentence about its owner, without the period.
+        pid: of its owner, if it lives and is visible from here; else 0.
+        stale: True if the file provably has no owner any more.
 
     """
 
@@ -290,7 +290,7 @@ class LockFile:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A Python thread and its frames, innermost first, each `file:line in function`."""
+    """A Python thread and its frames, innermost first, each as `file:line in function`."""
 
     name: Name
     stack: Annotated[tuple[Line, ...], Some]
@@ -298,11 +298,11 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class EndSigns:
-    """What has ended the process, or is about to.
+    """Signs that the process has ended or is about to end.
 
     Attributes:
         life_lost: the life futex is marked: the process's native thread has died, as the first of all.
-        terminated_by: who sent the newest SIGTERM, whatever the process made of it.
+        terminated_by: sender of the newest SIGTERM, whatever the process made of it.
 
     """
 
@@ -315,10 +315,10 @@ class EndSigns:
 
 @dataclass(frozen=True, slots=True)
 class RankPosition:
-    """How far the rank is, and what it is about, each with its age.
+    """Progress and phase of the rank, each with its age.
 
     Attributes:
-        step: the newest that was committed; -1 if none was.
+        step: the newest committed step; -1 if there is none.
 
     """
 
@@ -333,9 +333,9 @@ class RankCalls:
     """The rank's part in the job's communication.
 
     Attributes:
-        collectives: the newest in front, some 16 of each communicator, open ones always.
-        kernel_s: for how long a kernel of NCCL has been running on the device; 0.0 if none does, None where NCCL does
-            not tell.
+        collectives: newest first, some 16 of each communicator; open ones are always included.
+        kernel_s: time for which a kernel of NCCL has been running on the device; 0.0 if none runs, None where NCCL
+            does not report it.
 
     """
 
@@ -346,11 +346,11 @@ class RankCalls:
 
 @dataclass(frozen=True, slots=True)
 class Blockers:
-    """What beside its peers keeps the rank from going on.
+    """Obstacles other than its peers that keep the rank from going on.
 
     Attributes:
-        data_wait_s: for how long the main thread has been waiting for the next batch.
-        full_disk: a file system, by a path in it, that has no space left.
+        data_wait_s: time for which the main thread has been waiting for the next batch.
+        full_disk: path in a file system that has no space left.
 
     """
 
@@ -361,12 +361,12 @@ class Blockers:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Where in its code the process is.
+    """Position of the process in its code.
 
     Attributes:
-        stack: of Python's main thread, innermost first, each `file:line in function`.
+        stack: of Python's main thread, innermost first, each frame as `file:line in function`.
         threads: all Python threads; for people.
-        native: what py-spy has printed of a process in which no Python could run; for people.
+        native: output of py-spy for a process in which no Python could run; for people.
 
     """
 
@@ -377,7 +377,7 @@ class Frames:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One rank at one moment, in parts by what is told."""
+    """Evidence of one rank at one moment, in parts by subject."""
 
     node: MaybeNode | None = None
     process: Process | None = None
@@ -393,7 +393,7 @@ class Evidence:
 
     @property
     def gone(self) -> bool:
-        """The process has ended, or is being taken down."""
+        """True if the process has ended or is being taken down."""
         process, end = self.process, self.end
         falling = process is not None and (process.exiting is True or process.state in (RunState.ZOMBIE, RunState.DEAD))
         return end.ending is not None or end.life_lost is True or falling

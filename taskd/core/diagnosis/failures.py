@@ -1,12 +1,12 @@
-"""Rules for ranks that have failed: who did so by himself, and who only because somebody else had.
+"""Rules for failed ranks: which have failed by themselves, and which only because another one had.
 
 Rules:
 
-1. A failure is weak if it may be the consequence of another one: an abort, an error status without an exception, a
-   SIGTERM (a launcher sends it to the others), Python's ConnectionError. What torch blames on a peer is always one.
-2. Of weak failures the first one counts. A strong one counts whenever it came.
+1. A failure is weak if another failure may have caused it: an abort, an error status without an exception, a SIGTERM (a
+   launcher sends it to the others), Python's ConnectionError. An error that torch blames on a peer always follows one.
+2. Of weak failures, the first one counts. A strong one counts whenever it came.
 3. Ranks that made different calls come before weak failures: gloo ends a process whose peer sends another size.
-4. Whoever ends with status 0 has failed only if others still need it.
+4. A rank that ends with status 0 has failed only if others still need it.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,7 @@ from taskd.core.diagnosis.mismatch import find_mismatches
 from taskd.wire.kinds import JobRank
 
 _AT_ONCE_S: Final = 0.05
-"""Ends that are closer together are told of as if they came together: ages are not more exact."""
+"""Ends that are closer together, in seconds, count as simultaneous: ages are not more exact."""
 _NO_FAILURES: Final = (Kind.COLLATERAL, Kind.EXITED_EARLY)
 _MAY_FOLLOW: Final = (Kind.ABORTED, Kind.EXITED)
 
@@ -37,7 +37,10 @@ def _weak(view: JobView, rank: JobRank) -> bool:
 
 
 def by_themselves(view: JobView) -> Found | None:
-    """Failures that nobody else can have caused, and those that came before the first of them."""
+    """Blame failures that no other rank can have caused, and the earliest failures even if they are weak.
+
+    Return None if there are only weak failures.
+    """
     failed = _failed(view)
     strong = {rank for rank in failed if not _weak(view, rank)}
     first = [rank for rank in _first(view, failed) if _age(view, rank) is not None]
@@ -45,7 +48,7 @@ def by_themselves(view: JobView) -> Found | None:
 
 
 def perhaps_by_others(view: JobView) -> Found | None:
-    """The first of the weak failures."""
+    """Blame the first of the weak failures."""
     return blame(view, _first(view, _failed(view)), view.ends)
 
 
@@ -55,14 +58,14 @@ def _age(view: JobView, rank: JobRank) -> float | None:
 
 
 def _first(view: JobView, failed: Collection[JobRank]) -> list[JobRank]:
-    """Those of which it cannot be said that they came after another one."""
+    """Return the ranks that cannot be shown to have failed after another one."""
     ages = {rank: _age(view, rank) for rank in failed}
     first_s = max((age for age in ages.values() if age is not None), default=0.0)
     return [rank for rank, age in ages.items() if age is None or age >= first_s - _AT_ONCE_S]
 
 
 def too_early(view: JobView) -> Found | None:
-    """Ended with status 0 while others wait for it, or have failed after it."""
+    """Blame ranks that ended with status 0 although others wait for them or have failed after them."""
     left = [rank for rank in view.ended(Kind.EXITED_EARLY) if not _finished(view, rank)]
     if len(left) == len(view.members):
         return None
@@ -80,7 +83,7 @@ def too_early(view: JobView) -> Found | None:
 
 
 def _silent_ends(view: JobView) -> bool:
-    """Every failure looks as an uncaught exception does that nobody has noted: an abort, or status 1."""
+    """Return whether every failure may be an uncaught exception that was not recorded: an abort, or status 1."""
     endings = (view.evidence[rank].end.ending for rank in _failed(view))
     return all(ending is not None and ending.status in (None, 1) for ending in endings)
 
@@ -91,7 +94,7 @@ def _finished(view: JobView, rank: JobRank) -> bool:
 
 
 def mismatched(view: JobView) -> Found | None:
-    """Ranks that made another call than the others."""
+    """Blame ranks that made another call than the others."""
     if not view.disturbed and not _failed(view):
         return None
     facts = []

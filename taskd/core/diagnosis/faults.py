@@ -1,27 +1,27 @@
-"""What kind of fault an error text tells of: what has to be replaced, if anything.
+"""Kinds of fault by their error text: which part has to be replaced, if any.
 
 Rules:
 
 1. A rule is a regular expression that is searched for in the text. Of several that match, the one that was registered
-   last decides: later means more special, and the user's rules come after all of `BUILT_IN`.
-2. A text that no rule knows has no kind (None). Nothing is guessed: a kind stands here only if whoever writes the text
-   says so, or if the text leaves no doubt. The ladder of strategies finds out about the others by trying.
-3. A kind is the first thing to do and not the last: what fails at it goes on up the ladder.
+   last decides. Later means more special, and the user's rules come after all of `BUILT_IN`.
+2. A text that matches no rule has no kind (None). Nothing is guessed: a rule exists only if the text's author states
+   the kind, or if the text leaves no doubt. The ladder of strategies handles all other texts by trial.
+3. A kind is the first remedy and not the last: a fault that outlasts it goes on up the ladder.
 
-Sources of the texts and of what they ask for:
+Sources of the texts and of their remedies:
 
 - gloo: the transport errors of `gloo/transport/tcp` and of ProcessGroupGloo, seen in torch 2.13; TCPStore likewise.
-- NCCL: `ncclGetErrorString`; user guide, "Errors": a remote error or a system error asks for a new communicator.
-- HCCL: the device errors that ProcessGroupHCCL of torch_npu tells apart; MindIO treats the two network ones as a retry.
-  EI0002 and EI0006 are CANN's codes for a wait and for a socket that timed out.
-- CUDA: the runtime API's `cudaError_t`: after these errors the process has to be terminated and launched again. That
-  holds for an uncorrectable ECC error too, after which the memory is given out no more; a GPU that cannot do that
-  fails again, and then the node is replaced.
+- NCCL: `ncclGetErrorString`; user guide, "Errors": a remote error or a system error requires a new communicator.
+- HCCL: the device errors that ProcessGroupHCCL of torch_npu distinguishes; MindIO treats the two network ones as a
+  retry. EI0002 and EI0006 are CANN's codes for a wait and for a socket that timed out.
+- CUDA: the runtime API's `cudaError_t`: after these errors the process must be terminated and launched again. An
+  uncorrectable ECC error is such an error, too: its memory is not given out again. A GPU that cannot do that fails
+  again, and then the node is replaced.
 - Xid: NVIDIA's "Analyzing Xid Errors with the Xid Catalog": restart the application, or reset the GPU or reboot (which
-  a job cannot do). The lines are those of the kernel log. Where a program's bug is as likely, the process is replaced.
-- Out of memory: a new process begins with an allocator that is not fragmented and without what the old one leaked.
-- Python: an error that tells of the source text is the same on every machine. (ImportError is not among them: a package
-  may be missing on one node, or a file system be slow.)
+  a job cannot do). The lines are those of the kernel log. If a program's bug is as likely, the process is replaced.
+- Out of memory: a new process begins with an allocator that is not fragmented and without the old one's leaks.
+- Python: an error in the source text is the same on every machine. ImportError is not among them: a package may be
+  missing on one node, or a file system may be slow.
 """
 
 import re
@@ -31,28 +31,28 @@ from typing import Final
 
 
 class FaultKind(Enum):
-    """What a fault asks for. The values are the words of `taskd.register_fault`."""
+    """Remedy that a fault requires. The values are the words of `taskd.register_fault`."""
 
     RETRY = "retry"
-    """Transient: every process lives, the step is done again."""
+    """Transient: every process lives, and the step is done again."""
     PROCESS = "process"
     """The process is of no more use and is replaced."""
     NODE = "node"
     """The node is of no more use and is replaced."""
     FATAL = "fatal"
-    """A bug of the job: it is not recovered from."""
+    """A bug of the job, which no recovery cures."""
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPattern:
-    """A text that matches `pattern` (`re.search`) tells of a fault of this kind."""
+    """Rule for an error text: if `pattern` matches it (`re.search`), the fault is of this kind."""
 
     pattern: str
     kind: FaultKind
 
 
 def classify(cause: str, rules: tuple[ErrorPattern, ...]) -> FaultKind | None:
-    """The kind of fault that `cause` tells of, or None. Of several rules that match, the last one decides."""
+    """Return the kind of fault that `cause` indicates, or None. Of several rules that match, the last one decides."""
     return next((rule.kind for rule in reversed(rules) if re.search(rule.pattern, cause)), None)
 
 
@@ -96,7 +96,7 @@ _NODE: Final = (
     r"\[Errno \d+\] Read-only file system",
 )
 _SHARED_MEMORY: Final = (r"unable to [^<]*</torch_\w+>",)
-"""torch's files in /dev/shm: when that is full, no disk is meant. What a process holds there goes with it."""
+"""Errors about torch's files in /dev/shm. No disk is full then, and a process's files there vanish with it."""
 _FATAL: Final = (r"^(?:SyntaxError|IndentationError|TabError|NameError|UnboundLocalError)\b",)
 
 BUILT_IN: Final = tuple(

@@ -11,7 +11,7 @@ _RANGES_TOLD: Final = 6
 
 
 class Kind(Enum):
-    """What happened to a rank. Of several culprits, the kind that stands first here is the diagnosis's."""
+    """Kind of fault of a rank. With several culprits, the diagnosis has the kind that comes first here."""
 
     OOM_CGROUP = "killed for memory"
     OOM_DEVICE = "device out of memory"
@@ -55,7 +55,7 @@ class Kind(Enum):
 
 VICTIMS: Final = (Kind.WAITING, Kind.COLLATERAL)
 PRESUMED: Final = (Kind.DATA_BLOCKED, Kind.BLOCKED, Kind.LOOP, Kind.DEVICE_BEHIND, Kind.BEHIND, Kind.STALLED)
-"""Kinds that rest on silence alone. A rank that is only slow looks the same, for a shorter time."""
+"""Kinds that rest on silence alone. A rank that is only slow shows the same signs, for a shorter time."""
 
 PACES: Final = (Kind.SLOW, Kind.SLOW_NODE, Kind.SLOW_LOADING, Kind.SLOW_NETWORK, Kind.UNEVEN)
 """Kinds of a job that makes progress, but more slowly than it could."""
@@ -65,7 +65,7 @@ _PRECEDENCE: Final = {kind: place for place, kind in enumerate(Kind)}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found on one rank. `text` is a sentence without its subject."""
+    """A finding on one rank. `text` is a sentence without its subject."""
 
     rank: JobRank
     kind: Kind
@@ -77,9 +77,10 @@ class Diagnosis:
     """The diagnosis of one fault.
 
     Attributes:
-        culprits: ranks to be treated as failed. Empty if none can be blamed: a connection is, or nobody knows.
+        culprits: ranks to be treated as failed. Empty if none can be blamed: a connection is at fault, or the cause is
+            unknown.
         victims: ranks that wait for a culprit, or have failed because of one.
-        sentence: for the job's log: what happened, to which ranks, and why taskd thinks so.
+        sentence: for the job's log: the fault, its ranks, and the reasons for the diagnosis.
         facts: one finding for each culprit, and more where something else was seen besides.
 
     """
@@ -90,23 +91,26 @@ class Diagnosis:
     sentence: str
     facts: tuple[Finding, ...]
     proven: bool = True
-    """No culprit can go on by itself. A death proves itself; for a hang see `core/diagnosis/proof.py`."""
+    """True if no culprit can go on by itself. A death proves itself; for a hang see `core/diagnosis/proof.py`."""
     proof: str = ""
-    """For a hang: why that is certain, or why it is not."""
+    """For a hang: the reason why it is certain, or why it is not."""
 
 
 def precedence(kind: Kind) -> int:
-    """Smaller for what is reported first."""
+    """Return the place of a kind in reports. A smaller place is reported first."""
     return _PRECEDENCE[kind]
 
 
 def ranked(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The gravest kind first, then by rank."""
+    """Sort findings: the gravest kind first, then by rank."""
     return tuple(sorted(findings, key=lambda finding: (_PRECEDENCE[finding.kind], finding.rank)))
 
 
 def names(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0, 1 and 4-7`; of very many pieces only the first ones, and how many ranks there are."""
+    """Return `rank 3`, or `ranks 0, 1 and 4-7`.
+
+    A text of very many pieces has only the first ones, and the number of ranks.
+    """
     numbers = sorted(ranks)
     runs: list[list[int]] = []
     for number in numbers:

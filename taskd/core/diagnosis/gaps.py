@@ -1,14 +1,15 @@
-"""The long gaps between the steps of a job: which come at every so many steps, and how long the others were.
+"""Long gaps between the steps of a job: those that recur at a fixed distance, and the lengths of the others.
 
 Rules:
 
-1. A gap is named by the step after which it came. Nobody has to say what it was.
+1. A gap is identified by the step after which it came. Its cause need not be announced.
 2. Gaps whose lengths differ by less than a factor of two are of one kind. Four of a kind at equal distances are a
-   regular gap (an evaluation, a checkpoint): it is expected at each multiple of that distance, and nowhere else. If
-   twice as many others of that kind lie between them, it is chance; and if it stays away as often, it has been.
-3. All others are irregular (now and then a slow step): one may come after any step.
-4. What is remembered is bounded: 16 kinds of each sort, 16 gaps of a kind and its longest. An irregular kind that has
-   not been seen for 10,000 steps is forgotten; a regular one stays while it comes: it matters at its own steps alone.
+   regular gap (an evaluation, a checkpoint). It is expected at each multiple of that distance, and nowhere else. If
+   twice as many others of that kind lie between the four, their distance is chance. A regular gap that stays away four
+   times in a row becomes irregular.
+3. All others are irregular (an occasional slow step): one may come after any step.
+4. Memory is bounded: 16 kinds of each sort, and of a kind 16 gaps and the longest. An irregular kind that has not come
+   for 10,000 steps is forgotten. A regular kind stays while it recurs: it matters only at its own steps.
 """
 
 from collections import deque
@@ -33,12 +34,12 @@ _NONE: Final = _Gap(-REMEMBERED_STEPS, 0.0)
 
 @dataclass(slots=True)
 class _Kind:
-    """Gaps of about one length; with a period, they come at each multiple of it."""
+    """Gaps of about one length. With a `period`, they come at each multiple of it."""
 
     gaps: deque[_Gap] = field(default_factory=lambda: deque(maxlen=GAPS_OF_A_KIND))
     period: int = 0
     peak: _Gap = _NONE
-    """The longest, also when newer ones have taken its place among the gaps."""
+    """The longest gap, even after newer ones have taken its place in `gaps`."""
 
     def add(self, gap: _Gap) -> None:
         self.gaps.append(gap)
@@ -57,14 +58,14 @@ class _Kind:
         return self.period > 0 and (after - self.newest) % self.period == 0
 
     def has_stopped(self, after: int) -> bool:
-        """Whether it has not come as often in a row as it had come before it was held to be regular."""
+        """Return whether it has now been missing as often in a row as it came in a row before it counted as regular."""
         return (after - self.newest) // self.period > _IN_A_ROW
 
     def alike(self, length_s: float) -> bool:
         return self.longest_s / _ALIKE < length_s < min(gap.length_s for gap in self.gaps) * _ALIKE
 
     def regular_part(self) -> "_Kind | None":
-        """The newest gap and three before it at equal distances, taken out of this kind; None without such."""
+        """Remove the newest gap and three before it at equal distances. Return them as a kind; None without such."""
         at = {gap.after: gap for gap in self.gaps}
         for earlier in sorted(at, reverse=True):
             period = self.newest - earlier
@@ -85,13 +86,13 @@ class _Kind:
 
 @dataclass(slots=True)
 class Gaps:
-    """What one job's steps have taught about its long gaps."""
+    """Long gaps of one job, learned from its steps."""
 
     _regular: list[_Kind] = field(default_factory=list)
     _irregular: list[_Kind] = field(default_factory=list)
 
     def add(self, after: int, length_s: float) -> None:
-        """After step `after`, the next one was a gap of `length_s` away."""
+        """Record a gap: the step after step `after` came `length_s` later."""
         gap = _Gap(after, length_s)
         for old in [kind for kind in self._regular if kind.has_stopped(after)]:
             self._regular.remove(old)
@@ -114,10 +115,10 @@ class Gaps:
                 kinds.remove(min(kinds, key=lambda kind: kind.newest))
 
     def expected_s(self, after: int) -> float:
-        """The longest regular gap that is due after this step; 0.0 if none is."""
+        """Return the longest regular gap that is due after this step, in seconds; 0.0 if none is."""
         return max((kind.longest_s for kind in self._regular if kind.due(after)), default=0.0)
 
     def irregular_s(self, after: int) -> float:
-        """The longest irregular gap that is remembered at this step; 0.0 if there is none."""
+        """Return the longest irregular gap that is remembered at this step, in seconds; 0.0 if there is none."""
         near = (kind for kind in self._irregular if abs(after - kind.newest) <= REMEMBERED_STEPS)
         return max((kind.longest_s for kind in near), default=0.0)

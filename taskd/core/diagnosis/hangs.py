@@ -1,10 +1,11 @@
-"""Rules for a job in which nobody has failed and nothing goes on: who holds the others up.
+"""Rules for a job in which no rank has failed and nothing goes on: they find the rank that holds the others up.
 
 Rules:
 
-1. Without a hang that the job's rhythm has declared, nothing is found here but what nodes report of their connections.
-2. Who waits for nobody and is waited for is the cause; what it does says of which kind.
-3. Where the black boxes have not seen the collectives, the few that do something else than the many are named.
+1. Most of them need a hang that the job's rhythm has declared. Without it, an error that blames a connection is enough
+   to find two things: silent nodes, and cut connections that nodes report.
+2. The culprit is the rank that others wait for and that waits for no one. Its activity gives the kind.
+3. If the black boxes have not recorded the collectives, the few ranks that do something else than the many are named.
 """
 
 from collections import Counter
@@ -28,11 +29,11 @@ _LEFT_OUT: Final = Symptom(Kind.SKIPPED, lambda _: True, "it has gone on without
 _ON_DEVICE: Final = Symptom(
     Kind.DEVICE_BEHIND, lambda _: True, "the devices of others wait in NCCL, and what it gave to its own has not ended"
 )
-"""Instead of BLOCKED, where NCCL tells when its kernels run."""
+"""Takes the place of BLOCKED where NCCL reports when its kernels run."""
 
 
 def holding_up(view: JobView) -> Found | None:
-    """Processes that stand still, and those that have not entered what others wait in."""
+    """Blame processes that stand still, and ranks that have not entered the operation that others wait in."""
     if view.hang is None:
         return None
     rows = dict(view.standing_still)
@@ -60,14 +61,15 @@ def _is_ahead(known: Evidence, call: Collective, furthest: int | None) -> bool:
 
 
 def waits_on_device(known: Evidence) -> bool:
-    """A kernel of NCCL has been running on the rank's device for long: it waits there for other ranks' kernels."""
+    """Return whether a kernel of NCCL has been running on the device for long: it waits for other ranks' kernels."""
     return known.calls.kernel_s is not None and known.calls.kernel_s >= UNANSWERED_S
 
 
 def late_on_device(view: JobView) -> Found | None:
-    """The hosts have enqueued the same, and on some devices NCCL's kernels wait for those of the others.
+    """Blame ranks whose device runs no kernel of NCCL, while on other devices such kernels wait for theirs.
 
-    That a rank is in a collective by its stack says nothing here: the host is, and its device has not come so far.
+    The hosts have enqueued the same operations. A stack inside a collective excuses no rank here: its host has come
+    that far, but its device has not.
     """
     if view.hang is None or not any(map(waits_on_device, view.evidence.values())):
         return None
@@ -81,7 +83,7 @@ def late_on_device(view: JobView) -> Found | None:
 
 
 def outside(view: JobView) -> Found | None:
-    """Ranks whose collectives are seen and that are in none, while the others wait or are not heard."""
+    """Blame ranks that are in no collective while the others wait or are silent, if their collectives are recorded."""
     if view.hang is None or not (view.waits.held_up or view.silent):
         return None
     live = {rank: known for rank, known in _live(view).items() if known.calls.communicators}
@@ -90,7 +92,7 @@ def outside(view: JobView) -> Found | None:
 
 
 def _live(view: JobView) -> dict[JobRank, Evidence]:
-    """Ranks that live and are not seen to wait for anybody."""
+    """Return the ranks that live and are not seen to wait for anyone."""
     held_up = view.held_up
     return {
         rank: known
@@ -100,7 +102,7 @@ def _live(view: JobView) -> dict[JobRank, Evidence]:
 
 
 def not_heard(view: JobView) -> Found | None:
-    """Ranks of whose node nothing is known."""
+    """Blame the ranks without evidence: nothing is known of their node."""
     if not view.disturbed or not view.silent:
         return None
     nothing = Evidence()
@@ -108,7 +110,10 @@ def not_heard(view: JobView) -> Found | None:
 
 
 def cut_off(view: JobView) -> Found | None:
-    """Nodes report that they cannot reach others, and the processes are well."""
+    """Blame the node that cannot reach others, as nodes report, while the processes are well.
+
+    If the reports name all nodes equally often, no rank is blamed.
+    """
     if not view.disturbed or not view.cuts:
         return None
     lost = Counter(node for cut in set(view.cuts) for node in (cut.source, cut.target))
@@ -127,13 +132,13 @@ def _nodes(nodes: Collection[NodeRank]) -> str:
 
 
 def not_arriving(view: JobView) -> Found | None:
-    """All have entered, or connections were blamed, and nobody has failed by himself."""
+    """Find a cut connection: all have entered, or connections were blamed, and no rank has failed by itself."""
     blamed = view.waits.stuck or view.ended(Kind.COLLATERAL)
     return Found([], Kind.CONNECTION_CUT) if view.hang is not None and blamed else None
 
 
 def in_circle(view: JobView) -> Found | None:
-    """Operations of several communicators in another order: the few have it wrong."""
+    """Blame the few ranks that are in operations of several communicators in another order than the many."""
     if view.hang is None:
         return None
     waiting = view.waits.waiting
@@ -153,7 +158,7 @@ def in_circle(view: JobView) -> Found | None:
 
 
 def presumed(view: JobView) -> Found | None:
-    """Nobody is seen to wait: who does something from which no progress comes?"""
+    """Blame ranks that do something without progress, when no rank is seen to wait."""
     if view.hang is None:
         return None
     live = _live(view)
@@ -166,7 +171,7 @@ def presumed(view: JobView) -> Found | None:
 
 
 def _behind(live: Mapping[JobRank, Evidence]) -> Found | None:
-    """The ranks of the lowest step, if others are further."""
+    """Blame the ranks of the lowest step, if others are further."""
     steps = {rank: known.position.step for rank, known in live.items() if known.position.step is not None}
     lowest = min(steps.values(), default=0)
     behind = [rank for rank, step in steps.items() if step == lowest]
@@ -174,5 +179,5 @@ def _behind(live: Mapping[JobRank, Evidence]) -> Found | None:
 
 
 def unknown(view: JobView) -> Found | None:
-    """Nothing goes on, and nobody can be named."""
+    """Find a stall without a culprit: nothing goes on, and no rank can be named."""
     return Found([], Kind.STALLED) if view.hang is not None else None

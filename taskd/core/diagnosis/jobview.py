@@ -1,4 +1,4 @@
-"""The view of a job at one moment that the rules of the diagnosis get, and what they return."""
+"""The view of a job at one moment that the rules of the diagnosis receive, and their result."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from taskd.wire.kinds import JobRank, NodeRank
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A node that could not reach another one. The manager is node -1: what it cannot reach breaks a tie."""
+    """A node that could not reach another one. The manager is node -1: a node that it cannot reach breaks a tie."""
 
     source: NodeRank
     target: NodeRank
@@ -23,7 +23,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class JobView:
-    """What is known of a job. `members` are the ranks of its world; some may be without evidence."""
+    """Evidence of a job. `members` are the ranks of its world; some may be without evidence."""
 
     evidence: Mapping[JobRank, Evidence]
     members: Collection[JobRank]
@@ -44,13 +44,13 @@ class JobView:
 
     @cached_property
     def waits(self) -> Waits:
-        """Which rank waits for which."""
+        """Waits between the ranks: which rank waits for which."""
         gone = (rank for rank, known in self.evidence.items() if known.gone)
         return find_waits(self.evidence, self.members, {*gone, *self.ends, *self.standing_still})
 
     @cached_property
     def behind_builders(self) -> set[JobRank]:
-        """Ranks that wait for a lock file of another living rank of this job: the cause is to be looked for there."""
+        """Ranks that wait for a lock file of another living rank of this job: the cause lies with that rank."""
         living = {rank: known for rank, known in self.evidence.items() if not known.gone}
         ranks = {(known.node, known.process.pid): rank for rank, known in living.items() if known.process is not None}
         waiting = {
@@ -62,16 +62,19 @@ class JobView:
 
     @property
     def held_up(self) -> set[JobRank]:
-        """Ranks that wait for another one: in a collective, or for what it builds."""
+        """Ranks that wait for another one: in a collective, or for a file that it builds."""
         return self.waits.held_up | self.behind_builders
 
     def ended(self, *kinds: Kind) -> list[JobRank]:
-        """Ranks that have failed in one of these ways."""
+        """Return the ranks that have failed in one of these ways."""
         return [rank for rank, row in self.ends.items() if row.kind in kinds]
 
     @cached_property
     def disturbed(self) -> bool:
-        """Something is wrong, though perhaps no rank failed by itself: a hang, or an error that blames a connection."""
+        """True if something is wrong, perhaps without a rank that failed by itself.
+
+        That is a hang, or an error that blames a connection.
+        """
         return self.hang is not None or bool(self.ended(Kind.COLLATERAL))
 
     @cached_property
@@ -82,14 +85,14 @@ class JobView:
 
 @dataclass(slots=True)
 class Found:
-    """What a rule has found: one finding for each culprit, and the reasons."""
+    """Result of a rule: one finding for each culprit, and the reasons."""
 
     facts: list[Finding]
     kind: Kind | None = None
-    """The kind of a diagnosis without a culprit."""
+    """Kind of a diagnosis without a culprit."""
     reasons: Collection[str] = field(default_factory=tuple)
     doubt: str = ""
-    """Why it is not certain, though its kind usually is."""
+    """Reason why it is not certain, though its kind usually is."""
 
 
 @dataclass(frozen=True, slots=True)

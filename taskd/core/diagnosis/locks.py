@@ -1,17 +1,18 @@
-"""Whose a lock file is that stays when its owner is killed, as torch's compiler cache makes one with O_EXCL.
+"""Owners of lock files. A file made with O_EXCL, as in torch's compiler cache, stays when its owner is killed.
 
-The file itself says nothing. So a rank that makes one signs it: it writes into it who it is, and holds `flock` on it
-until it is removed. The kernel lets go of that lock at the owner's death, whoever killed it, and shows it to everybody
-on this node, of another container too.
+The file itself does not name its owner. So a rank that makes one signs it: it writes its identity into the file, and
+holds `flock` on it until it is removed. The kernel releases that lock at the owner's death, whatever killed it. Every
+process on this node can check the lock, even from another container.
 
 Rules:
 
-1. Stale is only what provably nobody holds: a signature of this boot of this kernel, made for this very file; its
-   process is not there any more; nobody has the `flock`; and what it had started is not at work in the folder.
-2. What is not signed was made without taskd. That nobody is seen to have it open proves nothing: processes of other
-   users, containers and nodes are not seen. It is named, and never touched.
-3. Of a process in another container only the `flock` tells, which is proof where this kernel alone keeps it: not on a
-   file server, where a lock is lost with the connection. Compilers that live on there are not seen.
+1. A lock is stale only if provably nobody holds it. Its signature is of this boot of this kernel, made for this very
+   file. Its process does not exist any more, and nobody has the `flock`. No process that it started still works in the
+   folder.
+2. A lock without a signature was made without taskd. If no process is seen to have it open, that proves nothing:
+   processes of other users, containers and nodes are invisible. Such a lock is reported, and never touched.
+3. For a process in another container, the `flock` is the only evidence. It is proof where this kernel alone keeps it.
+   It is none on a file server, where a lock is lost with the connection. Compilers that live on there are not seen.
 """
 
 from dataclasses import dataclass
@@ -19,21 +20,21 @@ from enum import Enum
 
 
 class Hold(Enum):
-    """Whose a lock file is."""
+    """State of a lock file's ownership."""
 
     GONE = "gone"
     """It has been removed meanwhile."""
     HELD = "held"
     LEFT = "left"
-    """Its owner is dead, and what that has started still works in the folder."""
+    """Its owner is dead, and a process that the owner has started still works in the folder."""
     STALE = "stale"
-    """Provably nobody's."""
+    """It provably has no owner any more."""
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What an owner writes into its lock file: who it is, and for which file. Times are in clock ticks."""
+    """An owner's entry in its lock file: its own identity, and the file's. Times are in clock ticks."""
 
     boot: str
     namespace: int
@@ -46,16 +47,16 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is seen of a lock file by one that wants it.
+    """Observation of a lock file by a process that needs it.
 
     Attributes:
-        there: what was opened still lies under its name.
+        there: the opened file still lies under its name.
         signature: None if there is none, or none that can be trusted.
-        boot, namespace: of whoever looks.
+        boot, namespace: of the observer.
         device, inode: of the file.
-        alive: the process that has signed it is there; None if it is of another PID namespace.
+        alive: the process that has signed it exists; None if it is of another PID namespace.
         free: nobody has the `flock`.
-        children: processes of its session or group that live.
+        children: number of living processes of its session or group.
         local: this kernel alone keeps the locks of its file system.
         open_by: processes that are seen to have it open, in words.
 
@@ -76,7 +77,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A judgement. `words` are a sentence about the lock without an end; `pid` of an owner that lives and is seen."""
+    """A judgement. `words`: a sentence about the lock, without its period. `pid`: of a living and visible owner."""
 
     hold: Hold
     words: str
@@ -84,7 +85,7 @@ class Holding:
 
 
 def judge(sight: Sight) -> Holding:
-    """Whose the lock is, as far as it can be proven."""
+    """Return the owner of the lock, as far as it can be proven."""
     signature = sight.signature
     if not sight.there:
         return Holding(Hold.GONE, "it has been removed")

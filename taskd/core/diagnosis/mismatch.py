@@ -1,13 +1,13 @@
-"""Ranks that made different calls where they should have made the same: the collectives of one number compared.
+"""Ranks that made different calls where the calls must be the same: a comparison of collectives by their numbers.
 
 Rules:
 
-1. Only calls that somebody is stuck in, or that were the last of a rank that has failed, are compared: what differs in
-   a job that goes on differs on purpose.
+1. Only calls that a rank is stuck in, or that were the last of a failed rank, are compared. In a job that goes on,
+   calls differ on purpose.
 2. Sizes are compared where all ranks must pass the same, and where they are known; roots likewise.
-3. Most ranks are right. Without a majority, those are right that do what they did before at this place; and without
-   that, nobody can tell and all are named.
-4. A rank whose call is the one that the others used to make next has left one out. So has one that is a step ahead.
+3. The majority is right. Without one, the ranks that repeat their earlier calls at this place are right. Without those,
+   no rank can be proven right, and all are named.
+4. A rank has left a call out if it made the call that the others used to make next. So has a rank that is a step ahead.
 """
 
 from collections import Counter, defaultdict
@@ -29,12 +29,12 @@ _ROOTED: Final = frozenset((Operation.BROADCAST, Operation.REDUCE, Operation.GAT
 _CONTEXT: Final = 3
 
 Call: TypeAlias = tuple[Operation, int, int]
-"""What must be the same on all ranks: operation, root, bytes."""
+"""Values that must be the same on all ranks: operation, root, bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """A rank has made `made` where the others made `usual`."""
+    """The call `made` by a rank where the others made `usual`."""
 
     kind: Kind
     made: Collective
@@ -50,7 +50,7 @@ class Mismatch:
 
 
 def find_mismatches(evidence: Mapping[JobRank, Evidence], failed: Mapping[JobRank, object]) -> list[Mismatch]:
-    """For each communicator, the first number at which its ranks differ."""
+    """Return, for each communicator, the first number at which its ranks differ."""
     concerned = {
         (call.comm, call.number)
         for rank, known in evidence.items()
@@ -71,7 +71,7 @@ def find_mismatches(evidence: Mapping[JobRank, Evidence], failed: Mapping[JobRan
 
 
 def _last(known: Evidence, *, ended: bool) -> list[Collective]:
-    """The calls that a rank is in, or was in when it failed."""
+    """Return the calls that a rank is in, or was in when it failed."""
     opened = [call for call in known.calls.collectives if call.open]
     if opened or not ended:
         return opened
@@ -113,7 +113,7 @@ def _call(call: Collective, *, sized: bool) -> Call:
 def _usual(
     groups: Mapping[object, list[JobRank]], calls: Mapping[JobRank, Collective], evidence: Mapping[JobRank, Evidence]
 ) -> list[JobRank] | None:
-    """The ranks that are right; None if nobody can tell."""
+    """Return the ranks that are right; None if that cannot be decided."""
     most = max(map(len, groups.values()))
     largest = [ranks for ranks in groups.values() if len(ranks) == most]
     if len(largest) == 1:
@@ -123,7 +123,7 @@ def _usual(
 
 
 def _history(known: Evidence, until: Collective, *, sized: bool) -> list[Call]:
-    """The calls of this communicator before that one, the oldest in front."""
+    """Return the calls of this communicator before that one, the oldest first."""
     before = {call.number: call for call in known.calls.collectives if call.comm == until.comm and call.number}
     history, number = [], until.number - 1
     while number in before:
@@ -133,7 +133,7 @@ def _history(known: Evidence, until: Collective, *, sized: bool) -> list[Call]:
 
 
 def _as_before(known: Evidence, call: Collective) -> bool:
-    """The rank makes the call that came after the same calls the last time."""
+    """Return whether the rank makes the call that came after the same calls the last time."""
     sized = call.bytes > 0
     history = _history(known, call, sized=sized)
     place = _place(history, history[-_CONTEXT:])
@@ -141,7 +141,10 @@ def _as_before(known: Evidence, call: Collective) -> bool:
 
 
 def _place(history: list[Call], context: list[Call]) -> int | None:
-    """Where, in the history, these calls were over the last time; the longest end of them that was there counts."""
+    """Return the place in the history that followed these calls the last time.
+
+    The longest tail of `context` that occurs in the history counts; None if none does.
+    """
     for length in range(len(context), 0, -1):
         tail = context[-length:]
         for place in range(len(history) - 1, length - 1, -1):
@@ -163,6 +166,6 @@ def _kind(made: Collective, usual: Collective, history: list[Call], *, sized: bo
 
 
 def majority(operations: Counter[tuple[int, int]]) -> tuple[int, int] | None:
-    """The operation, by communicator and number, that most ranks are in; None if there is no such."""
+    """Return the operation, by communicator and number, that most ranks are in; None if two have as many."""
     (first, most), *rest = operations.most_common(2)
     return first if not rest or rest[0][1] < most else None

@@ -1,10 +1,10 @@
-"""The collectives and transfers that a black box notes. Apart, since every rank needs it at its start."""
+"""Collectives and transfers that a black box records. This is a separate module: every rank needs it at its start."""
 
 from enum import IntEnum
 
 
 class Operation(IntEnum):
-    """What was called; the numbers are those of `csrc/taskd.h`."""
+    """Kind of a recorded call. The numbers are those of `csrc/taskd.h`."""
 
     OTHER = 0
     ALLREDUCE = 1
@@ -21,4 +21,4 @@ class Operation(IntEnum):
     OPEN = 12
     CLOSE = 13
     KERNEL = 14
-    """Any kernel of the backend runs on the device; it belongs to no communicator."""
+    """Any kernel of the backend that runs on the device. It belongs to no communicator."""

@@ -1,13 +1,17 @@
-"""Whether a hang is proven: whoever is named can provably not go on by himself, or may still be at work.
+"""Proof of a hang: its culprits provably cannot go on by themselves, or they may still be at work.
 
 Rules:
 
-1. Proven is: stopped or frozen; calls that differ where they must be the same; a process of which no thread has run and
-   all wait for a lock that only itself can release; a wait for a lock file whose owner is dead; uninterruptible sleep
-   while no disk does anything; data that do not arrive while nobody sends.
-2. Everything else may be at work: it computes, reads, writes, waits for a child, a socket or a timer, or could not be
-   looked at closely. That is told, and acted upon only after `unproven_s` (`core/diagnosis/watch.py`).
-3. Of several culprits, those count that are proven.
+1. These are proven:
+   - a process that is stopped or frozen;
+   - calls that differ where they must be the same;
+   - a process of which no thread has run, and whose threads all wait for a lock that only the process can release;
+   - a wait for a lock file whose owner is dead;
+   - uninterruptible sleep while no disk does anything;
+   - data that do not arrive while no rank sends.
+2. Everything else may be at work. It computes, reads, writes, waits for a child, a socket or a timer, or could not be
+   inspected closely. It is reported, and acted upon only after `unproven_s` (`core/diagnosis/watch.py`).
+3. If any of several culprits are proven, only those count.
 """
 
 import re
@@ -36,18 +40,18 @@ _BUSY_CHILD: Final = (RunState.RUNNING, RunState.UNINTERRUPTIBLE)
 
 
 class Proof(NamedTuple):
-    """Whether it is certain, and why."""
+    """A decision whether a hang is certain, and the reason."""
 
     proven: bool
     why: str
 
 
 CERTAIN: Final = Proof(True, "")
-"""What needs no hang to be seen."""
+"""Proof of a fault that is detected without a hang."""
 
 
 def prove(view: JobView, found: Found, kind: Kind) -> tuple[Proof, list[Finding]]:
-    """Whether the diagnosis of a hang is certain, and the findings that are then left."""
+    """Return whether the diagnosis of a hang is certain, and the findings that then remain."""
     facts = found.facts
     if found.doubt:
         return Proof(False, found.doubt), facts
@@ -87,7 +91,7 @@ def _prove_sleep(still: Stillness, kind: Kind) -> Proof:
 
 
 def _moved(still: Stillness) -> str:
-    """What shows that somebody in the process does something; "" if nothing does."""
+    """Return the evidence of activity in the process; "" if there is none."""
     if still.ran:
         return ", ".join(still.ran)
     if still.io_bytes is not None and still.io_bytes > _QUIET_BYTES:
@@ -111,7 +115,7 @@ def _prove_uninterruptible(known: Evidence, still: Stillness) -> Proof:
 
 
 def doubt(evidence: Iterable[Evidence]) -> str:
-    """Why it is not certain that these processes only wait in their collectives; "" if it is."""
+    """Return why it is not certain that these processes only wait in their collectives; "" if it is."""
     for known in evidence:
         still = known.process.still if known.process is not None else None
         if still is None:
@@ -123,7 +127,7 @@ def doubt(evidence: Iterable[Evidence]) -> str:
 
 
 def _prove_all(view: JobView, kind: Kind) -> Proof:
-    """Nobody is named. What could end it is anybody's work."""
+    """Prove a hang without culprits: any process that is at work might end it."""
     if kind in _BY_THEMSELVES:
         return Proof(True, _BY_THEMSELVES[kind])
     why = doubt(known for _, known in sorted(view.evidence.items()) if not known.gone)

@@ -1,31 +1,31 @@
-"""When a job is silent for longer than its own rhythm explains: learnt from its steps, and from nothing else.
+"""Detection of hangs: a job is silent for longer than its own rhythm explains. Only its steps teach that rhythm.
 
 A job makes progress when a rank commits a step that no rank had committed before, or when the script announces a phase.
-What is promised, with `usual` for the median of the last 128 steps and the defaults of `Tempo`:
+These limits are guaranteed. `usual` is the median of the last 128 steps, and the numbers are the defaults of `Tempo`:
 
-| where the job is | it is a hang after, counted from the last progress |
+| state of the job | it is a hang after, counted from the last progress |
 | --- | --- |
 | before its first step, and after a recovery before the next one | `first_s` |
 | fewer than 20 steps are known | `first_s` |
 | fewer than 200 steps are known | 40 x usual, at least 2 s |
 | after that | 3 x usual, at least 2 s |
-| ... and slower steps came now and then | 2 x the longest of them and 3 x usual, if that is more |
+| ... and slower steps came now and then | 2 x the longest of them plus 3 x usual, if that is more |
 | ... after a step where a regular gap is due (`core/diagnosis/gaps.py`) | 2 x the longest seen there, if that is more |
 | in an announced phase, seen before | 3 x its longest, at least 2 s |
 | in an announced phase for the first time | `phase_s` |
 
-That is when a hang is told. The ranks are asked for what is proven (`proof.py`) without regard to gaps and phases:
-after the length that steps alone give, and after `early_first_s` where the table says `first_s`.
+A hang is reported after these times. The ranks are asked for proof (`proof.py`) without regard to gaps and phases:
+after the limit that steps alone give, and after `early_first_s` where the table has `first_s`.
 
 Rules:
 
-1. A gap of more than 3 x usual is remembered: what has been seen once is no hang the next time. So the price of a slow
-   step now and then is a later diagnosis of true hangs, where that step is not much shorter than the limit without it.
-2. What cannot be known is the first long gap of its sort. Up to 40 usual steps (or 2 s) none raises an alarm in the
-   first 200 steps. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
-3. What was interrupted because it took too long counts as such a gap: done again, it may take as long, and longer.
-4. A hang is the job's: no rank gets on. A node that alone stays behind is named by `JobRhythm.lagging`.
-5. Memory is constant for the job, and one number pair for each node. A step costs one search in 128 numbers.
+1. A gap of more than 3 x usual is remembered: a gap that has been seen once is no hang the next time. So an occasional
+   slow step has a price: true hangs are diagnosed later, unless the step is much shorter than the limit without it.
+2. The first long gap of its sort cannot be foreseen. In the first 200 steps, a gap of up to 40 usual steps (or 2 s)
+   raises no alarm. After those, the first one of more than 3 usual steps and 2 s does, unless it is announced.
+3. Work that was interrupted because it took too long counts as such a gap: repeated, it may take as long, and longer.
+4. A hang is the job's: no rank makes progress. A single node that stays behind is named by `JobRhythm.lagging`.
+5. Memory is constant for the job, with one number pair for each node. A step costs one search in 128 numbers.
 """
 
 from bisect import bisect_left, insort
@@ -43,7 +43,7 @@ _PHASES_KEPT: Final = 8
 
 
 class Activity(Enum):
-    """What the script is about. All but training is announced by it."""
+    """Activity of the script. The script announces all but training."""
 
     TRAINING = "training"
     EVALUATION = "evaluation"
@@ -52,7 +52,7 @@ class Activity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The job has made no progress for longer than its rhythm explains."""
+    """A silence of the job that is longer than its rhythm explains."""
 
     since_s: float
     silent_s: float
@@ -61,12 +61,12 @@ class Hang:
     step: int
     reason: str
     early: bool = False
-    """The job's gaps may explain it: it counts only if it is proven."""
+    """True if the job's gaps may explain it: it counts only if it is proven."""
 
 
 @dataclass(slots=True)
 class _Usual:
-    """The median of the newest steps."""
+    """Median length of the newest steps."""
 
     _newest: deque[float] = field(default_factory=deque)
     _sorted: list[float] = field(default_factory=list)
@@ -88,32 +88,32 @@ class Rhythm:
 
     tempo: Tempo = field(default_factory=Tempo)
     step: int = -1
-    """The newest committed one."""
+    """Newest committed step."""
     progress_s: float | None = None
-    """When there last was progress; None before `begin`."""
+    """Time of the last progress; None before `begin`."""
     activity: Activity = Activity.TRAINING
     _usual: _Usual = field(default_factory=_Usual)
     _gaps: Gaps = field(default_factory=Gaps)
     _known: int = 0
     _stepped_s: float | None = None
-    """When `step` was committed; None if what followed is not to be measured."""
+    """Time at which `step` was committed; None if the time that follows is not to be measured."""
     _away_s: float = 0.0
-    """How much of the time since then was announced."""
+    """Announced part of the time since then, in seconds."""
     _phases: dict[Activity, deque[float]] = field(default_factory=dict)
     longest_s: float = 0.0
-    """The longest time that the job has taken for anything but its first steps."""
+    """Longest time, in seconds, that the job has taken for anything but its first steps."""
 
     @property
     def usual_s(self) -> float | None:
-        """The usual length of a step; None before two were committed."""
+        """Usual length of a step; None before two were committed."""
         return self._usual.length_s
 
     def begin(self, at_s: float) -> None:
-        """Training starts, or starts again after a recovery: the next step may take as long as a first one."""
+        """Start training, or start it again after a recovery: the next step may take as long as a first one."""
         self.progress_s, self._stepped_s, self._away_s, self.activity = at_s, None, 0.0, Activity.TRAINING
 
     def commit(self, step: int, at_s: float) -> None:
-        """Step `step` is committed. Steps in between may be left out: they count as being of equal length."""
+        """Record that step `step` is committed. Steps in between may be left out: they count as equally long."""
         if self._stepped_s is not None and step > self.step:
             self._learn(step - self.step, at_s - self._stepped_s - self._away_s)
         self.step, self.progress_s, self._stepped_s, self._away_s = step, at_s, at_s, 0.0
@@ -129,7 +129,7 @@ class Rhythm:
         self._usual.add(elapsed_s / steps)
 
     def announce(self, activity: Activity, at_s: float) -> None:
-        """The script has begun this; TRAINING ends what was announced before."""
+        """Record that the script has begun this activity. TRAINING ends the announced one."""
         if activity is self.activity or self.progress_s is None:
             return
         if self.activity is not Activity.TRAINING:
@@ -140,7 +140,7 @@ class Rhythm:
         self.activity, self.progress_s = activity, at_s
 
     def interrupt(self, at_s: float) -> None:
-        """What has been going on is ended by us, and may have been work: it is known from now on."""
+        """Record that taskd ends the present activity. It may have been work, so its length is known from now on."""
         if self.progress_s is None:
             return
         lasted_s = at_s - self.progress_s
@@ -152,16 +152,16 @@ class Rhythm:
 
     @property
     def limit_s(self) -> float:
-        """How long from the last progress on the job may be silent."""
+        """Longest time without progress that is no hang, counted from the last progress."""
         return self._limit()[0]
 
     @property
     def deadline_s(self) -> float | None:
-        """When silence becomes a hang, if nothing is heard until then; None before `begin`."""
+        """Time at which silence becomes a hang if no progress is reported until then; None before `begin`."""
         return None if self.progress_s is None else self.progress_s + self.limit_s
 
     def hang(self, now_s: float) -> Hang | None:
-        """The hang that the silence so far is; None if it is none."""
+        """Return the silence so far as a hang; None if it is none."""
         if self.progress_s is None or now_s - self.progress_s <= self.limit_s:
             return None
         limit_s, why = self._limit()
@@ -173,7 +173,7 @@ class Rhythm:
 
     @property
     def early_limit_s(self) -> float:
-        """As `limit_s`, whatever gaps and phases the job has shown: what is proven need not wait for those."""
+        """As `limit_s`, without regard to the gaps and phases of the job: a proven hang need not wait for those."""
         usual_s = self.usual_s
         if self._stepped_s is None or usual_s is None or self._known < self.tempo.few_steps:
             return min(self.limit_s, max(self.tempo.floor_s, self.tempo.early_first_s))
@@ -181,7 +181,7 @@ class Rhythm:
         return max(self.tempo.floor_s, factor * usual_s)
 
     def glance(self, now_s: float) -> Hang | None:
-        """The silence so far, if it is longer than steps are."""
+        """Return the silence so far if it is longer than steps are; else None."""
         if self.progress_s is None or now_s - self.progress_s <= self.early_limit_s:
             return None
         silent_s = now_s - self.progress_s
@@ -206,7 +206,7 @@ class Rhythm:
         )
 
     def _twice_s(self, slow_s: float) -> float:
-        """What comes now and then may come twice in one step, or with a checkpoint of that length."""
+        """Return the limit for an irregular gap: it may come twice in one step, or with a checkpoint of that length."""
         return self.tempo.slack * slow_s + self.tempo.factor * (self.usual_s or 0.0) if slow_s else 0.0
 
     def _phase_limit(self) -> tuple[float, str]:
@@ -220,7 +220,7 @@ class Rhythm:
 
 @dataclass(slots=True)
 class JobRhythm:
-    """The rhythm of a job of many nodes: whichever has the first rank to commit a step gives the beat."""
+    """The rhythm of a job of many nodes. The node with the first rank to commit a step gives the beat."""
 
     tempo: Tempo = field(default_factory=Tempo)
     rhythm: Rhythm = field(init=False)
@@ -232,7 +232,7 @@ class JobRhythm:
         self.rhythm = Rhythm(self.tempo)
 
     def begin(self, at_s: float) -> None:
-        """All ranks start, or start again after a recovery. Only the nodes that are heard from now on count."""
+        """Start all ranks, or start them again after a recovery. Only the nodes that report from now on count."""
         self.rhythm.begin(at_s)
         self.rhythm.step = -1
         self._places.clear()
@@ -240,7 +240,7 @@ class JobRhythm:
         self._counts.clear()
 
     def commit(self, place: NodeRank, step: int, at_s: float) -> None:
-        """A rank of this node has committed a step."""
+        """Record that a rank of this node has committed a step."""
         before = self._places.get(place)
         if before is None or step != before[0]:
             self._places[place] = (step, at_s)
@@ -248,7 +248,7 @@ class JobRhythm:
             self.rhythm.commit(step, at_s)
 
     def announce(self, place: NodeRank, activity: Activity, at_s: float) -> None:
-        """A rank of this node has announced this. The job is in a phase as long as one node is."""
+        """Record that a rank of this node has announced this activity. The job is in a phase as long as one node is."""
         before = self._away.pop(place, None)
         if before is not None:
             self._counts[before] -= 1
@@ -262,15 +262,15 @@ class JobRhythm:
 
     @property
     def deadline_s(self) -> float | None:
-        """When silence becomes a hang."""
+        """Time at which silence becomes a hang."""
         return self.rhythm.deadline_s
 
     def hang(self, now_s: float) -> Hang | None:
-        """The hang of the job; None while it makes progress."""
+        """Return the hang of the job; None while it makes progress."""
         return self.rhythm.hang(now_s)
 
     def lagging(self, now_s: float) -> list[NodeRank]:
-        """Nodes that are behind and have been silent for longer than the job may be, while the others went on."""
+        """Return nodes that are behind and have been silent for longer than the job may be, while others went on."""
         limit_s = self.rhythm.limit_s
         return sorted(
             place

@@ -1,15 +1,15 @@
-"""Who waits for whom: from the collectives that each rank has entered to the ranks that hold the others up.
+"""Waits between ranks: from the collectives that each rank has entered to the ranks that hold the others up.
 
 Rules:
 
-1. A rank waits in an operation that is open. It is held up by those of the communicator that have entered fewer of its
-   collectives, or, in a transfer, by its partner.
+1. A rank waits in an operation that is open. In a collective, it is held up by ranks of the communicator that have
+   entered fewer of its collectives. In a transfer, it is held up by its partner.
 2. NCCL's and HCCL's operations end for the host when they are enqueued. There, a main thread that does not answer waits
-   in the newest one of those that others have not entered.
-3. Whoever holds others up and waits for nobody is a root. Chains over several communicators end there.
+   in its newest operation, if others have not entered it.
+3. A rank that holds others up and waits for no one is a root. Chains over several communicators end there.
 4. An operation that all have entered and that does not end is stuck: its data do not arrive.
-5. Everything is linear in the number of ranks and of their communicators: edges go over the communicator, and are never
-   drawn between each two ranks.
+5. The cost is linear in the number of ranks and of their communicators: edges go through the communicator, and never
+   between each two ranks.
 """
 
 from bisect import bisect_right
@@ -23,20 +23,20 @@ from taskd.core.diagnosis.operation import Operation
 from taskd.wire.kinds import JobRank
 
 UNANSWERED_S: Final = 1.0
-"""A healthy process answers five times a second."""
+"""Time without an answer that counts as silence, in seconds. A healthy process answers five times a second."""
 _TRANSFERS: Final = {Operation.SEND: Operation.RECV, Operation.RECV: Operation.SEND}
 
 
 @dataclass(slots=True)
 class Waits:
-    """The waiting of a job at one moment.
+    """The waits of a job at one moment.
 
     Attributes:
-        waiting: the operation in which a rank waits for somebody who has not entered it.
+        waiting: operation in which a rank waits for a rank that has not entered it.
         unsure: the same, where no such rank is known but not all that take part are.
-        stuck: an operation that all have entered.
-        late: an operation that a rank has not entered and others wait in.
-        holder: for each that waits, one of those that hold it up.
+        stuck: operation that all have entered.
+        late: operation that the rank has not entered and others wait in.
+        holder: for each rank that waits, one of those that hold it up.
 
     """
 
@@ -48,17 +48,17 @@ class Waits:
 
     @property
     def held_up(self) -> set[JobRank]:
-        """All that wait."""
+        """All ranks that wait."""
         return {*self.waiting, *self.unsure, *self.stuck}
 
     def roots(self) -> dict[JobRank, Collective]:
-        """Who holds others up and waits for nobody, with the operation that it has not entered."""
+        """Return the ranks that hold others up and wait for no one, with the operation that each has not entered."""
         held_up = self.held_up
         return {rank: operation for rank, operation in self.late.items() if rank not in held_up}
 
 
 class _Roster:
-    """Which ranks belong to which communicator, and how far each of them is."""
+    """The ranks of each communicator, and how far each of them is."""
 
     def __init__(self, evidence: Mapping[JobRank, Evidence], members: Collection[JobRank]) -> None:
         self.entered: dict[int, dict[JobRank, int]] = defaultdict(dict)
@@ -78,24 +78,27 @@ class _Roster:
         self.last = {comm: min(numbers, key=numbers.__getitem__) for comm, numbers in self.entered.items()}
 
     def _complete(self, evidence: Mapping[JobRank, Evidence], members: Collection[JobRank]) -> None:
-        """Those that belong to a communicator of the whole job and have not opened it yet, or have left no note."""
+        """Add ranks that belong to a communicator of the whole job but have not opened it yet, or left no record."""
         for comm, numbers in self.entered.items():
             if self._sizes.get(comm) == len(members) > len(numbers):
                 numbers.update({rank: 0 for rank in evidence if rank not in numbers})
 
     def whole(self, comm: int) -> bool:
-        """Every rank of it is known."""
+        """Return whether every rank of the communicator is known."""
         size = self._sizes.get(comm, -1)
         return len(self.entered[comm]) >= size if size > 0 else self._all_heard
 
     def holder(self, call: Collective) -> JobRank | None:
-        """One of those that have entered the fewest of its communicator's collectives, if that is behind this call."""
+        """Return one of the ranks furthest behind in the call's communicator, if it has not entered the call."""
         last = self.last[call.comm]
         return last if self.entered[call.comm][last] < call.number else None
 
 
 def find_waits(evidence: Mapping[JobRank, Evidence], members: Collection[JobRank], still: Collection[JobRank]) -> Waits:
-    """Who waits for whom. The ranks in `still` are dead or stand still as a whole: they wait for nobody."""
+    """Find which rank waits for which.
+
+    The ranks in `still` are dead or stand still as a whole: they wait for no one.
+    """
     roster, waits = _Roster(evidence, members), Waits()
     fronts: dict[int, list[Collective]] = defaultdict(list)
     for rank, known in evidence.items():
@@ -115,7 +118,7 @@ def find_waits(evidence: Mapping[JobRank, Evidence], members: Collection[JobRank
 
 
 def _pending(known: Evidence, roster: _Roster) -> Iterator[Collective]:
-    """The operations that a rank waits in."""
+    """Yield the operations that a rank waits in."""
     calls = [call for call in known.calls.collectives if call.op not in (Operation.OPEN, Operation.CLOSE)]
     opened = [call for call in calls if call.open]
     if opened:
@@ -144,7 +147,7 @@ def _sort_in(
 
 
 def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: JobRank) -> bool:
-    """The partner is at the other end of this transfer."""
+    """Return whether the partner is at the other end of this transfer."""
     other = _TRANSFERS.get(call.op)
     return any(
         theirs.open
@@ -156,7 +159,7 @@ def _meets(partner: Evidence, call: Collective, roster: _Roster, rank: JobRank) 
 
 
 def _note_late(waits: Waits, entered: Mapping[JobRank, int], calls: list[Collective]) -> None:
-    """Each rank that has not entered the newest of the calls, with the first of them that it has not."""
+    """Record each rank that has not entered the newest of the calls, with the first of them that it has not entered."""
     first = {call.number: call for call in reversed(calls)}
     numbers = sorted(first)
     for rank, number in entered.items():
@@ -165,7 +168,7 @@ def _note_late(waits: Waits, entered: Mapping[JobRank, int], calls: list[Collect
 
 
 def find_circles(waits: Waits) -> list[list[JobRank]]:
-    """Ranks that wait for each other in a circle, in different operations."""
+    """Find ranks that wait for each other in a circle, in different operations."""
     circles: list[list[JobRank]] = []
     visit: dict[JobRank, int] = {}
     for number, start in enumerate(waits.waiting):

@@ -1,18 +1,19 @@
-"""Whether a job gets on, and what its ranks have reported if it does not.
+"""Watch over a job's progress, and over the reports of its ranks when it makes none.
 
 Rules:
 
-1. Agents report the newest step of their ranks and its age; from that the job's rhythm says when silence is a hang.
-   Only nodes with a rank that trains count: a script without the SDK has no rhythm, and is never said to hang.
-2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has got on meanwhile, or if nothing
-   but silence speaks against them and one evaluates or writes a checkpoint: then that is the rhythm of such a phase.
-3. The ranks are asked early, without regard to the gaps that the job has shown; that counts only if a rank is proven to
-   stand. A suspicion that is not proven (`proof.py`) is told once. Then the ranks are asked again and again, ever
-   more rarely: if it is proven by then, or `unproven_s` is over, it is acted upon. It is a setting, and at least some
-   times the longest gap that the job has shown. What was interrupted so counts as such a gap.
-4. Alarms at one and the same step are the script's own way of working, more likely with each: the second needs
-   `AGAIN_S[0]` of silence, each further one `AGAIN_S[1]`. So a gap that nobody could know does not end a job.
-5. Evidence of a process that has ended stays until training goes on; its ages grow.
+1. Agents report the newest step of their ranks and its age. From these, the job's rhythm decides when silence is a
+   hang. Only nodes with a rank that trains count: a script without the SDK has no rhythm, and so no hang.
+2. A hang is a suspicion until the ranks are asked. It is withdrawn if one of them has made progress meanwhile. It is
+   also withdrawn if the only evidence is silence and a rank evaluates or writes a checkpoint: the limits of that phase
+   apply then.
+3. The ranks are asked early, without regard to the gaps that the job has shown. That counts only if a rank is proven to
+   stand still. A suspicion that is not proven (`proof.py`) is reported once. Then the ranks are asked again and again,
+   at growing intervals. The suspicion is acted upon once it is proven, or once `unproven_s` is over. That is a setting,
+   and at least some times the longest gap that the job has shown. An interrupted silence counts as such a gap.
+4. Alarms at the same step point to the script's own way of working, and each makes that more likely. The second needs
+   `AGAIN_S[0]` of silence, and each further one `AGAIN_S[1]`. So a gap that nobody could foresee does not end a job.
+5. Evidence of a process that has ended stays until training goes on. Its ages grow.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,9 +30,9 @@ from taskd.wire.messages import Progress
 
 AGAIN_S: Final = (60.0, 1800.0)
 ANSWER_S: Final = 0.5
-"""For so long the answers of the agents are waited for."""
+"""Time to wait for the answers of the agents, in seconds."""
 ASK_AGAIN_S: Final = 2.0
-"""After a suspicion that is not proven, the next question comes so much later, and after a quarter of the silence."""
+"""Least time between two queries about an unproven suspicion, in seconds; a quarter of the silence if that is more."""
 _RARER: Final = 0.25
 _ACTIVITIES: Final = {Standing.EVALUATION: Activity.EVALUATION, Standing.CHECKPOINT: Activity.CHECKPOINT}
 _SILENCE: Final = (
@@ -44,21 +45,21 @@ _SILENCE: Final = (
     Kind.CONNECTION_CUT,
     Kind.SILENT,
 )
-"""What a rank that evaluates or writes looks like to those that wait for it, too."""
+"""Kinds that may also be found when ranks only wait for one that evaluates or writes a checkpoint."""
 
 _ASLEEP: Final = (Kind.LOCK_FILE, Kind.DEADLOCK, Kind.BLOCKED, Kind.GIL_HELD)
-"""If it is proven that these sleep for good, no phase explains it."""
+"""Kinds that no phase explains once it is proven that the processes sleep for good."""
 
 
 @dataclass(slots=True)
 class Doubt:
-    """A suspicion that was told and is not proven.
+    """A suspicion that was reported and is not proven.
 
     Attributes:
-        since_s: since when there was no progress.
-        fault: the number that it was told by.
-        until_s: after `unproven_s`.
-        next_s: when the ranks are asked again.
+        since_s: start of the time without progress.
+        fault: number of the fault under which it was reported.
+        until_s: time at which `unproven_s` is over.
+        next_s: time at which the ranks are asked again.
 
     """
 
@@ -71,44 +72,44 @@ class Doubt:
 
 @dataclass(slots=True)
 class Watch:
-    """The progress of one job, and the evidence of one fault."""
+    """Progress of one job, and the evidence of one fault."""
 
     tempo: Tempo = field(default_factory=Tempo)
     rhythm: JobRhythm = field(init=False)
     hang: Hang | None = None
-    """The suspicion that the ranks are being asked about."""
+    """The suspicion about which the ranks are being asked."""
     probe: int = 0
-    """Number of the newest question."""
+    """Number of the newest query."""
     asked_s: float | None = None
-    """When it was asked, if it is open."""
+    """Time of the newest query, while it is open."""
     asked: int = 0
-    """How often it was."""
+    """Count of queries since the last time none was open."""
     answered: set[str] = field(default_factory=set)
     _evidence: dict[JobRank, tuple[Evidence, float]] = field(default_factory=dict)
     _active: set[NodeRank] = field(default_factory=set)
     """Nodes with a rank that trains."""
     _alarm: tuple[int, int] = (-1, 0)
-    """The step of the newest alarm, and how many there were at it."""
+    """Step of the newest alarm, and the number of alarms at that step."""
     doubt: Doubt | None = None
     """The suspicion that is not proven, as long as it lasts."""
     _glanced: tuple[float, float] = (-1.0, 0.0)
-    """Since when the job had been silent when it was last asked early, and when it may be again."""
+    """Start of the silence at the newest early query, and the earliest time of the next one."""
 
     def __post_init__(self) -> None:
-        """Nothing is known yet."""
+        """Create the rhythm. Nothing is known of the job yet."""
         self.rhythm = JobRhythm(self.tempo)
 
     # ---- progress
 
     def begin(self, now_s: float) -> None:
-        """Training starts, or starts again."""
+        """Start training, or start it again."""
         self.rhythm.begin(now_s)
         self._active.clear()
         self.doubt = None
         self.close()
 
     def progress(self, place: NodeRank, progress: Progress | None, now_s: float) -> None:
-        """What a node says of the newest step of its ranks."""
+        """Record a node's report on the newest step of its ranks; None if no rank of it trains."""
         if progress is None:
             self._active.discard(place)
             return
@@ -125,7 +126,7 @@ class Watch:
 
     @property
     def due_s(self) -> float | None:
-        """When silence becomes a hang; None if none can be."""
+        """Time at which silence becomes a hang; None if it cannot become one."""
         rhythm, deadline_s = self.rhythm.rhythm, self.rhythm.deadline_s
         if deadline_s is None or rhythm.progress_s is None or not self._active:
             return None
@@ -138,7 +139,7 @@ class Watch:
 
     @property
     def ask_s(self) -> float | None:
-        """When the ranks are asked next, be it early."""
+        """Time of the next query to the ranks, early ones included."""
         due_s, rhythm = self.due_s, self.rhythm.rhythm
         step, times = self._alarm
         told = self.doubt is not None and self.doubt.since_s == rhythm.progress_s
@@ -149,7 +150,7 @@ class Watch:
         return min(due_s, max(early_s, next_s) if since_s == rhythm.progress_s else early_s)
 
     def question(self, now_s: float) -> Hang | None:
-        """What the ranks are to be asked about now."""
+        """Return the suspicion about which the ranks must be asked now; None if no query is due."""
         ask_s = self.ask_s
         if ask_s is None or now_s <= ask_s:
             return None
@@ -158,20 +159,20 @@ class Watch:
         return hang or self.rhythm.rhythm.glance(now_s)
 
     def glanced(self, now_s: float) -> None:
-        """Nothing is proven, and what the job has shown explains it so far."""
+        """Record that an early query has proven nothing: the job's known gaps explain the silence so far."""
         if self.hang is not None:
             self._glanced = (self.hang.since_s, now_s + max(ASK_AGAIN_S, _RARER * self.hang.silent_s))
 
     # ---- evidence
 
     def ask(self, probe: int, now_s: float, hang: Hang | None) -> None:
-        """The agents are asked: each answers this number once."""
+        """Record that the agents are asked. Each answers this number once."""
         self.asked = self.asked + 1 if self.asked_s is not None else 1
         self.probe, self.asked_s, self.hang = probe, now_s, hang
         self.answered.clear()
 
     def hear(self, agent_id: str, probe: int, evidence: Mapping[JobRank, Evidence], now_s: float) -> None:
-        """An agent has reported, asked or not."""
+        """Record an agent's report, asked for or not."""
         if probe == self.probe:
             self.answered.add(agent_id)
         for rank, known in evidence.items():
@@ -180,26 +181,26 @@ class Watch:
                 self._evidence[rank] = (known, now_s)
 
     def evidence(self, now_s: float) -> dict[JobRank, Evidence]:
-        """What is known by now."""
+        """Return the evidence so far, aged to this moment."""
         return {rank: _aged(known, now_s - heard_s) for rank, (known, heard_s) in self._evidence.items()}
 
     def diagnosis(self, members: Collection[JobRank], now_s: float) -> Diagnosis | None:
-        """What the evidence comes to; None without any."""
+        """Return the diagnosis from the evidence so far; None without evidence and hang, or if nothing is wrong."""
         known = self.evidence(now_s)
         return diagnose(known, members, self.hang) if known or self.hang is not None else None
 
     def got_on(self) -> bool:
-        """A rank has committed a step since the one that was taken for the last."""
+        """Return whether a rank has committed a step after the one at which the suspicion arose."""
         hang = self.hang
         return hang is not None and max(self.rhythm.rhythm.step, self.newest_step()) > hang.step
 
     def newest_step(self) -> int:
-        """The newest step that anybody has reported; -1 without any."""
+        """Return the newest step that any rank's evidence has; -1 without any."""
         steps = (known.position.step for known, _ in self._evidence.values())
         return max((step for step in steps if step is not None), default=-1)
 
     def excuse(self, diagnosis: Diagnosis | None) -> tuple[NodeRank, Activity] | None:
-        """The phase that explains the silence, and the node that is in it; None if none does."""
+        """Return the node whose phase explains the silence, and that phase; None if there is none."""
         if self.hang is None or (diagnosis is not None and not _may_be_silence(diagnosis)):
             return None
         for _, (known, _) in sorted(self._evidence.items()):
@@ -211,11 +212,11 @@ class Watch:
 
     @property
     def unproven_s(self) -> float:
-        """How long after it was told whoever may be at work is waited for."""
+        """Time after its report for which an unproven suspicion waits, in seconds: its culprits may be at work."""
         return max(self.tempo.unproven_s, self.tempo.unproven_gaps * self.rhythm.rhythm.longest_s)
 
     def patient(self, now_s: float) -> bool:
-        """Whether whoever may be at work is still waited for."""
+        """Return whether culprits that may be at work are still waited for."""
         hang, doubt = self.hang, self.doubt
         if hang is None:
             return False
@@ -223,7 +224,7 @@ class Watch:
         return now_s < (doubt.until_s if doubt is not None and known else now_s + self.unproven_s)
 
     def wait(self, fault: int, now_s: float) -> None:
-        """The suspicion is not proven: it is asked about again, until `unproven_s` is over."""
+        """Keep an unproven suspicion open: the ranks are asked about it again, until `unproven_s` is over."""
         hang, doubt = self.hang, self.doubt
         if hang is None:
             return
@@ -232,17 +233,17 @@ class Watch:
         doubt.next_s = min(now_s + max(ASK_AGAIN_S, _RARER * hang.silent_s), max(doubt.until_s, now_s))
 
     def next_alarm(self) -> int:
-        """How many alarms there are at this step, with one more."""
+        """Return the number of alarms at this step, with one more."""
         step, times = self._alarm
         return times + 1 if self.hang is not None and step >= self.hang.step else 1
 
     def alarm(self) -> None:
-        """The suspicion was well founded, as far as can be said."""
+        """Record that the suspicion was well founded, as far as is known."""
         if self.hang is not None:
             self._alarm = (self.hang.step, self.next_alarm())
 
     def close(self) -> None:
-        """Nothing is the matter, or not any more: forget what was reported."""
+        """Forget all reports: nothing is wrong, or not any more."""
         self.hang, self.asked_s = None, None
         self.answered.clear()
         self._evidence.clear()
@@ -253,7 +254,7 @@ def _may_be_silence(diagnosis: Diagnosis) -> bool:
 
 
 def _aged(known: Evidence, more_s: float) -> Evidence:
-    """The same evidence some time later. Only the age of an end is compared with those of others."""
+    """Return the same evidence some time later. Only the age of an end is compared with those of others."""
     ending = known.end.ending
     if ending is None or ending.age_s is None or more_s <= 0:
         return known

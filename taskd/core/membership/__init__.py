@@ -1,1 +1,1 @@
-"""Which nodes a job has, which of them are heard, and whether those are enough to decide: in the manager's process."""
+"""Nodes of a job, those that report, and the quorum that may decide about the others: in the manager's process."""

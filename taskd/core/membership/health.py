@@ -1,4 +1,4 @@
-"""How long a node was silent decides its health: alive, suspect or dead. Time comes in, a `Health` goes out."""
+"""Health of a node by the length of its silence: alive, suspect or dead. Time comes in, a `Health` goes out."""
 
 from enum import Enum
 
@@ -6,7 +6,7 @@ from taskd.core.policy import Membership
 
 
 class Health(Enum):
-    """What the manager believes of an agent."""
+    """Health of an agent, as the manager judges it."""
 
     ALIVE = "alive"
     SUSPECT = "suspect"  # ask its kernel: does anybody listen at its store's port?
@@ -14,7 +14,7 @@ class Health(Enum):
 
 
 def health(last_heard_s: float, now_s: float, policy: Membership) -> Health:
-    """The health of an agent that was last heard at `last_heard_s`."""
+    """Return the health of an agent whose last report came at `last_heard_s`."""
     silent_s = now_s - last_heard_s
     if silent_s >= policy.dead_s:
         return Health.DEAD
@@ -22,13 +22,13 @@ def health(last_heard_s: float, now_s: float, policy: Membership) -> Health:
 
 
 def quorum(members: int, heard: int, replaced: int, *, first_heard: bool) -> bool:
-    """Whether a manager that hears so many of a world's nodes may decide about the others.
+    """Return whether a manager that receives reports from this many of a world's nodes may decide about the others.
 
-    More than half must be heard. Exactly half is enough on the side of the world's first node: of a world that was cut
-    in two, one side at most goes on. Fewer are enough only if the others are gone for certain: `replaced` are those in
-    whose place a newcomer was started by somebody who knows that (a scheduler, a person), and with them nobody must be
-    left of whom nothing is known. A newcomer alone has no voice: it does not know what the node before it had agreed
-    to. A world of which nobody is heard may be whole and training, without this manager.
+    More than half must report. Exactly half is enough on the side of the world's first node: if a world was cut in
+    two, at most one side goes on. Fewer are enough only if the others are gone for certain. `replaced` counts nodes
+    that a scheduler or a person knows to be gone, and has started a newcomer for. Together with them, no node may be
+    left of which nothing is known. A newcomer alone has no vote, because it does not know the agreements of the node
+    before it. A world of which no node reports may be whole and training, without this manager.
     """
     if members and not heard:
         return False

@@ -1,13 +1,14 @@
-"""When an agent reports although nothing has changed that its manager must learn at once.
+"""Times at which an agent reports although nothing has changed that its manager must learn at once.
 
 Rules:
 
-1. A manager elsewhere gets every heartbeat: by them it knows that the node lives.
-2. A manager in the agent's own process lives and dies with it. While the job runs it gets each fourth heartbeat, and
-   between them what it cannot foresee: at each second heartbeat the agent looks whether the ranks commit steps, and
-   reports if they have begun or ceased to. So a hang is found as early as with every heartbeat.
-3. Nobody waits for a report that ranks have joined a world, have its state, or have committed its first step. The
-   ranks of a node reach these stages nearly together, so one report holds them all, `HELD_S` after the first.
+1. A manager in another process gets every heartbeat, which shows that the node lives.
+2. A manager in the agent's own process lives and dies with the agent. While the job runs it gets every fourth
+   heartbeat. Between them it gets only changes that it cannot foresee. At every second heartbeat the agent checks
+   whether the ranks commit steps, and reports if they have begun or ceased to. So a hang is detected as early as with
+   every heartbeat.
+3. Nothing waits for a report that ranks have joined a world, have its state, or have committed its first step. The
+   ranks of a node reach these stages nearly together. So one report holds them all, `HELD_S` after the first.
 """
 
 from collections.abc import Sequence
@@ -19,15 +20,15 @@ from taskd.wire.messages import RankStatus, Stage
 SPARSE: Final = 4
 """Heartbeats from one report to the next, while nothing has to be reported between them."""
 _LOOK: Final = 2
-"""Heartbeats from one look to the next meanwhile."""
+"""Heartbeats from one check to the next meanwhile."""
 
 HELD_S: Final = 0.005
-"""Longest delay of a report that nobody waits for."""
+"""Longest delay of a report that nothing waits for."""
 _UNAWAITED: Final = frozenset({Stage.JOINED, Stage.RESTORED, Stage.COMMITTED})
 
 
 def can_wait(before: Sequence[RankStatus], now: Sequence[RankStatus]) -> bool:
-    """Return whether nobody waits for a report of the changes between these statuses."""
+    """Return whether nothing waits for a report of the changes between these statuses."""
     if len(before) != len(now):
         return False
     changed = [(old, new) for old, new in zip(before, now, strict=True) if old != new]
@@ -43,11 +44,11 @@ class Heartbeats:
     every_s: float
     _looked_s: float = 0.0
     _sent_s: float | None = None
-    """When the last report was sent; None if it could not be."""
+    """Time of the last report; None if it could not be sent."""
     _step: int | None = None
-    """Newest step at the last look; None if every heartbeat is sent."""
+    """Newest step at the last check; None if every heartbeat is sent."""
     _gets_on: bool = False
-    """Whether that look found a new step."""
+    """The last check found a new step."""
 
     @property
     def due_s(self) -> float:

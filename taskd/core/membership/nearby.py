@@ -1,10 +1,10 @@
-"""Which manager a job of one node has when MASTER_ADDR is set and TASKD_MANAGER is not.
+"""Choice of the manager for a job of one node when MASTER_ADDR is set and TASKD_MANAGER is not.
 
 Rules:
 
 1. Launch scripts set MASTER_ADDR by habit. Some of them start a manager right before torchrun (`python manager.py &`).
-2. A manager starts faster than torchrun does, which imports torch. So one that has not answered after twice the time
-   that torchrun has taken will not come, on a slow or loaded machine too. Then the agent embeds one.
+2. A manager starts faster than torchrun, which imports torch. A manager that has not answered after twice the time that
+   torchrun has taken will not come. That holds on a slow or loaded machine too. The agent then embeds one.
 3. The choice is made once: a job never changes between the two.
 """
 
@@ -13,11 +13,11 @@ from typing import Final
 
 LEAST_S: Final = 1.0
 MOST_S: Final = 10.0
-"""Bounds of the wait. A torchrun that is called from an old process would wait for ever."""
+"""Bounds of the wait. Without them, a torchrun that is called from an old process would wait for ever."""
 
 
 class NearbyManager(Enum):
-    """What an agent does about a manager on its own machine that no setting names."""
+    """Action of an agent towards a manager on its own machine that no setting names."""
 
     USE = "use"
     WAIT = "wait"
@@ -28,10 +28,10 @@ def choose_manager(waited_s: float, torchrun_s: float, *, answers: bool, trouble
     """Decide whether a job of one node uses the manager at the default port of its machine.
 
     Args:
-        waited_s: since the agent began to dial.
-        torchrun_s: what torchrun had taken until then, in seconds.
+        waited_s: seconds since the agent began to dial.
+        torchrun_s: seconds that torchrun had taken until then.
         answers: a manager with this job's secret has accepted the connection.
-        trouble: somebody else's program, or another job's manager, listens there.
+        trouble: another program, or another job's manager, listens there.
 
     """
     if answers:

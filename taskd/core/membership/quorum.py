@@ -1,4 +1,4 @@
-"""Whether enough nodes are heard to decide about the others."""
+"""Quorum: whether enough nodes report to decide about the others."""
 
 from collections.abc import Collection, Mapping
 
@@ -10,10 +10,10 @@ from taskd.wire.messages import NodeStatus
 
 
 def has_quorum(nodes: Nodes, places: Collection[NodeRank], now_s: float, policy: Membership) -> bool:
-    """Whether enough nodes are heard to decide about the others: of the present world, and of the last one.
+    """Return whether enough nodes of the present world, and of the last one, report to decide about the others.
 
-    `places` are those of the present world. One without a holder does not count: that was decided when enough were
-    heard. The world before it may still be the one that trains, for all that the others know.
+    `places`: those of the present world. A vacated place does not count: that was decided when enough nodes reported.
+    The last world may still be the one that trains, as far as the other nodes know.
     """
     present = {place: nodes.holders.get(place, "") for place in places if place not in nodes.vacated}
     heard = _heard(nodes, now_s, policy)
@@ -21,16 +21,16 @@ def has_quorum(nodes: Nodes, places: Collection[NodeRank], now_s: float, policy:
 
 
 def is_known(nodes: Nodes, term: int, generation: int, now_s: float, policy: Membership) -> bool:
-    """Whether enough nodes of the last world have said that they know of the world `generation` of manager `term`.
+    """Return whether enough nodes of the last world know the world `generation` of manager `term`.
 
-    No other manager can then form another one without hearing of this: it needs as many of the same nodes. (Two
+    No other manager can then form another world without learning of this one: it needs as many of the same nodes. (Two
     majorities of one set have a member in common; see the joint consensus of Raft, section 6 of its paper.)
     """
     return _has_most(nodes, nodes.agreed, echoes(nodes, term, generation, now_s, policy))
 
 
 def echoes(nodes: Nodes, term: int, generation: int, now_s: float, policy: Membership) -> list[NodeStatus]:
-    """Who has said that it knows of the world `generation` of manager `term`, and is heard."""
+    """Return the reporting nodes that know the world `generation` of manager `term`."""
     return [
         status
         for status in _heard(nodes, now_s, policy)
@@ -39,7 +39,10 @@ def echoes(nodes: Nodes, term: int, generation: int, now_s: float, policy: Membe
 
 
 def _has_most(nodes: Nodes, members: Mapping[NodeRank, str], heard: Collection[NodeStatus]) -> bool:
-    """`members` by place. A node that has said itself that it leaves cannot go on elsewhere: it does not count."""
+    """Return whether enough of `members`, by place, have reported.
+
+    A node that has announced that it leaves cannot go on under another manager, so it does not count.
+    """
     views = nodes.views()
     left = {view.status.agent_id for view in views if view.status.leaving}
     members = {place: agent_id for place, agent_id in members.items() if agent_id not in left}
@@ -51,9 +54,9 @@ def _has_most(nodes: Nodes, members: Mapping[NodeRank, str], heard: Collection[N
 
 
 def _replaced(nodes: Nodes, missing: Mapping[NodeRank, str], heard: Collection[str]) -> set[NodeRank]:
-    """For which places a launcher has started another node since the missing agent was heard the last time.
+    """Return the places for which a launcher has started another node since the last report of the missing agent.
 
-    One that this manager has asked for itself says nothing, nor does one that has waited as a spare.
+    A node that this manager has requested itself proves nothing. A node that has waited as a spare does not either.
     """
     if not missing:
         return set()
@@ -72,7 +75,7 @@ def _replaced(nodes: Nodes, missing: Mapping[NodeRank, str], heard: Collection[s
 
 
 def _heard(nodes: Nodes, now_s: float, policy: Membership) -> list[NodeStatus]:
-    """Who was heard since the time at which any node that is suspected by now fell silent."""
+    """Return the nodes that have reported since any node that is suspected by now fell silent."""
     dead = {nodes.holders.get(place) for place in nodes.dead_nodes}
     since_s = now_s - (policy.suspect_s - policy.heartbeat_s)
     views = [view for view in nodes.views() if view.heard_s > since_s]

@@ -1,15 +1,15 @@
-"""A check of nodes against each other: which trials come next, and what they have shown.
+"""A check of nodes against each other: its next trials, and the results so far.
 
 Rules:
 
-1. `plan` says what is to be done at the same time, `take` gets what has come of it, until `plan` has no more to ask.
-2. Whether a node lives is settled before how fast it is: trials for suspects take the nodes that they need; links and
-   what is slow are tried again with those that are left.
-3. What fails or is slow once is tried again before anybody is blamed.
+1. `plan` returns the trials that run at the same time, and `take` receives their results, until `plan` has no more.
+2. A node's life is decided before its speed. Trials for suspects take the nodes that they need. Links and slow parts
+   are tried again with the nodes that are left.
+3. A failure or slowness is tried again before any node is blamed.
 4. Nothing depends on chance or on the order of a mapping: the same answers lead to the same rounds and diagnosis.
 
-What is evidence is said in `evidence`, who meets whom and the bound on the rounds in `pairing`, what is slow in `own`
-and `network`, and who leaves in `diagnosis`.
+`evidence` defines the evidence, `pairing` the pairs and the bound on the rounds, `own` and `network` slowness, and
+`diagnosis` the nodes that leave.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,10 +27,10 @@ class NodeCheck:
     """One check, from its first round to its diagnosis.
 
     Args:
-        nodes: to be judged, in the order of their places.
+        nodes: nodes to judge, in the order of their places.
         policy: margins and times.
         known_good: nodes of a running world, as partners for newcomers. They are not judged.
-        baseline: what was measured of that world.
+        baseline: measurements of that world.
 
     """
 
@@ -57,11 +57,11 @@ class NodeCheck:
 
     @property
     def rounds(self) -> int:
-        """How many rounds have been planned."""
+        """Number of rounds that have been planned."""
         return self._number
 
     def plan(self) -> Round | None:
-        """The round that is under way, or the next one; None when there is nothing more to be learnt."""
+        """Return the round that is under way, or the next one; None when nothing more can be learned."""
         if self._open is None and self._number < most_rounds(len(self._results.names)):
             edges, own = self._next()
             if edges or own:
@@ -70,7 +70,7 @@ class NodeCheck:
         return self._open
 
     def take(self, number: int, own: Mapping[str, Own], trials: Mapping[Edge, Measured]) -> None:
-        """What has come of the round under way. What is missing counts as failed."""
+        """Record the results of the round under way. A missing result counts as a failure."""
         if self._open is None or self._open.number != number:
             now = f"round {self._open.number} is" if self._open is not None else "no round is"
             raise TransitionError(
@@ -84,11 +84,11 @@ class NodeCheck:
         self._open = None
 
     def diagnosis(self) -> CheckDiagnosis:
-        """What is thought by now; final when `plan` has no more to ask."""
+        """Return the diagnosis so far. It is final when `plan` returns None."""
         return judge(self._results, self._own.slow(), (self._bandwidth, self._latency), self._policy)
 
     def baseline(self) -> Baseline:
-        """What newcomers are to be compared with from now on: nodes that are well, and the usual of their networks."""
+        """Return the reference for later newcomers: own results of nodes that are well, and usual network speeds."""
         well = {
             name: found[-1] for name, found in self._results.own.items() if found and name not in self._results.down
         }
@@ -113,7 +113,10 @@ class NodeCheck:
 
 
 def _speed_edges(results: RoundResults, networks: Iterable[Network], busy: set[str]) -> list[Edge]:
-    """Trials, each with both ends to itself, of nodes with one that is fast, and of links that were slow once."""
+    """Return trials that have both of their ends to themselves.
+
+    They join a node in doubt with a fast one, or repeat a link that was slow once.
+    """
     edges = []
     for network in networks:
         suspects = network.suspects()
@@ -135,7 +138,10 @@ def _speed_edges(results: RoundResults, networks: Iterable[Network], busy: set[s
 
 
 def _fast_partner(results: RoundResults, network: Network, name: str, free: Mapping[str, None]) -> str | None:
-    """A fast node that this one was not tried with, or never alone; the only other node may be tried again."""
+    """Return a fast node that this one was not tried with, or never alone; None if there is none.
+
+    If there is only one other node, it may be tried again.
+    """
     met = dict.fromkeys(results.passed_with[name])
     for peer in met:
         if peer in free and network.is_promising(results.edge(name, peer)):

@@ -1,11 +1,11 @@
-"""One node check under way: the orders of a round, what has come back of it, and when it is over.
+"""One node check under way: the orders of a round, the reports on it, and its end.
 
 Rules:
 
-1. A round is over when every node that takes part has said so, or is silent for `GRACE_S` longer than it may.
-2. The time of those that are still at it shrinks: to what the others have shown to be enough, and to `IN_VAIN_S` for
-   one whose partners have all failed.
-3. Nodes are named as people call them in all that is judged; `names` has their agents.
+1. A round is over when every node that takes part has reported its end, or is silent for `GRACE_S` beyond its limit.
+2. The limit of nodes that are still busy shrinks: to a time that the others have shown to be enough, and to `IN_VAIN_S`
+   for a node whose partners have all failed.
+3. In all judgements, nodes have the names by which people call them; `names` maps their agents to these.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from taskd.wire.kinds import NodeRank
 from taskd.wire.messages import NodeStatus
 
 GRACE_S = 5.0
-"""An agent ends its own check processes in time. One that has not told so long after is taken for silent."""
+"""Seconds after its limit when an agent counts as silent. An agent ends its own check processes in time."""
 IN_VAIN_S = 2.0
-"""A node whose partner has failed waits for nothing, so long at most."""
+"""Most seconds that a node goes on waiting after its partner has failed: it waits for nothing."""
 
 
 def limits(policy: NodeCheckPolicy) -> CheckPolicy:
-    """What the check goes by. The other margins follow the one that is given."""
+    """Return the policy of the check. The other margins follow the one that is given."""
     margin = policy.margin
     margins = Margins(
         compute=margin,
@@ -43,7 +43,7 @@ def limits(policy: NodeCheckPolicy) -> CheckPolicy:
 
 @dataclass(frozen=True, slots=True)
 class RoundOver:
-    """A round has ended: what each node took for it, in seconds, by its place, or by its name where it has none."""
+    """End of a round. `elapsed_s`: seconds of each node, by its place, or by its name if it has no place."""
 
     number: int
     elapsed_s: Mapping[str, float]
@@ -51,21 +51,21 @@ class RoundOver:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A check has ended."""
+    """End of a check."""
 
     diagnosis: CheckDiagnosis
     rounds: int
     lasted_s: float
     leaves: tuple[Leave, ...]
     own: Mapping[str, Own]
-    """What each node has found of itself, by its name."""
+    """Each node's own results, by its name."""
     inspection: bool = False
-    """Somebody has asked what it would say: nothing follows from it."""
+    """True if a person has only asked for the result: nothing follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A node has to leave: another is wanted in its place."""
+    """A node that has to leave. Another one is wanted in its place."""
 
     node_rank: NodeRank
     reason: str
@@ -76,7 +76,7 @@ Action = RoundOver | Checked | Wanted
 
 @dataclass(slots=True)
 class CheckRun:
-    """See above. `names` by agent; `number` is that of the orders under way; `strict`: slow nodes leave too."""
+    """One check. `names`: by agent. `number`: of the orders under way. `strict`: slow nodes leave too."""
 
     policy: Policy
     check: NodeCheck
@@ -90,11 +90,11 @@ class CheckRun:
     _since_s: float = 0.0
     _orders: dict[str, CheckOrder] = field(default_factory=dict)
     _heard: dict[str, CheckReport] = field(default_factory=dict)
-    """The newest report of each node of this round, done or not."""
+    """Newest report of each node in this round, done or not."""
 
     @property
     def _reports(self) -> dict[str, CheckReport]:
-        """Of those that are done."""
+        """Reports of the agents that are done, by agent."""
         return {agent: report for agent, report in self._heard.items() if report.done}
 
     def _has_reported(self, agent: str) -> bool:
@@ -102,11 +102,11 @@ class CheckRun:
 
     @property
     def all_reported(self) -> bool:
-        """Whether the round is over."""
+        """True if the round is over."""
         return len(self._reports) == len(self._orders)
 
     def order_for(self, agent: str) -> CheckOrder | None:
-        """What an agent is to do, if it has not done it."""
+        """Return an agent's order; None if it has none, or has carried it out."""
         return None if self._has_reported(agent) else self._orders.get(agent)
 
     def start_round(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
@@ -149,7 +149,7 @@ class CheckRun:
         )
 
     def listen(self, nodes: Mapping[str, NodeStatus], now_s: float) -> None:
-        """Take in what has been reported."""
+        """Receive the reports of the nodes."""
         for agent, order in self._orders.items():
             if self._has_reported(agent):
                 continue
@@ -163,7 +163,7 @@ class CheckRun:
         self._hurry(now_s)
 
     def _hurry(self, now_s: float) -> None:
-        """Rule 2."""
+        """Shorten the limits of nodes that are still busy (rule 2)."""
         heard = {self.names[agent]: known for agent, known in self._heard.items()}
         ended = [trial.elapsed_s for known in heard.values() for trial in known.trials if trial.ok]
         timeout = limits(self.policy.node_check).timeout
@@ -182,7 +182,7 @@ class CheckRun:
                 self._orders[agent] = msgspec.structs.replace(order, timeout_s=limit_s)
 
     def end_round(self, nodes: Mapping[str, NodeStatus], now_s: float) -> RoundOver:
-        """Give the results to the check."""
+        """Pass the results to the check, and return the end of the round."""
         lasted_s = now_s - self._since_s
         over = self._round()
         by_name = {self.names[agent]: report for agent, report in self._reports.items()}
@@ -204,7 +204,7 @@ def _place(status: NodeStatus | None, name: str) -> str:
 
 
 def _silent(order: CheckOrder, *, gone: bool) -> CheckReport:
-    """What is put down for an agent that does not answer."""
+    """Return the report that is recorded for an agent without an answer."""
     cause = "its agent has left" if gone else "its agent does not answer"
     return CheckReport(
         number=order.number,

@@ -1,13 +1,13 @@
-"""What a node check comes to, and who leaves because of it.
+"""Diagnosis of a node check, and the nodes that leave because of it.
 
 Rules:
 
-1. A node is down, slow, healthy, or undecided: it has failed and nobody who is well was there to tell why. Nobody
-   leaves for what is undecided.
-2. Every diagnosis but healthy is a sentence with figures. Where CPUs move the bytes, links of a node whose computing
-   is slow say nothing more.
-3. Nodes that are down leave; slow ones only if asked for. A link takes one of its ends with it: the node that most
-   links have in common, the later one of equals, never one that was known to be good before.
+1. A node is down, slow, healthy or undecided. An undecided node has failed, but no healthy node was there to show why.
+   Here, it does not leave for that (but see rule 5 of `scheduler`).
+2. Every diagnosis but healthy is a sentence with figures. Where CPUs move the bytes, slow links of a node with slow
+   computing prove nothing more.
+3. Nodes that are down leave; slow ones only on request. A link takes one of its ends with it: the node that most links
+   have in common, of equals the later one. It is never a node that was known to be good before.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ SLOW_WORDS: Final = "The node is a straggler and exits."
 
 
 class NodeHealth(Enum):
-    """What is thought of a node or a link."""
+    """Health of a node or a link."""
 
     HEALTHY = "healthy"
     SLOW = "slow"
@@ -35,7 +35,7 @@ class NodeHealth(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeDiagnosis:
-    """One node. `what`: what of it is slow. `text`: a sentence without its subject."""
+    """Diagnosis of one node. `what`: its slow parts. `text`: a sentence without its subject."""
 
     health: NodeHealth
     text: str = ""
@@ -44,7 +44,7 @@ class NodeDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class LinkDiagnosis:
-    """A link that is down or slow."""
+    """Diagnosis of a link that is down or slow."""
 
     edge: Edge
     health: NodeHealth
@@ -53,20 +53,20 @@ class LinkDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class CheckDiagnosis:
-    """All that was found. Nodes are in the order given; `notes` blame nobody."""
+    """All findings of a check. Nodes are in the order given; `notes` blame nobody."""
 
     nodes: dict[str, NodeDiagnosis]
     links: tuple[LinkDiagnosis, ...] = ()
     notes: tuple[str, ...] = ()
 
     def having(self, health: NodeHealth) -> tuple[str, ...]:
-        """The nodes of which this is thought."""
+        """Return the nodes of this health."""
         return tuple(name for name, found in self.nodes.items() if found.health is health)
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """A node that must leave. `words` are what it exits with; `reason` has the figures."""
+    """A node that must leave. `words`: its last message when it exits. `reason`: the figures."""
 
     node: str
     words: str
@@ -74,7 +74,7 @@ class Leave:
 
 
 def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[Leave, ...]:
-    """Who must leave, in the order of the nodes (rule 3)."""
+    """Choose the nodes that must leave, in the order of the nodes (rule 3)."""
     out: dict[str, Leave] = {}
     words = {NodeHealth.DOWN: DOWN_WORDS} | ({NodeHealth.SLOW: SLOW_WORDS} if exclude_stragglers else {})
     for name, found in diagnosis.nodes.items():
@@ -85,7 +85,7 @@ def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[
     while links:
         shared = Counter(name for link in links for name in link.edge if name in index)
         leaver = max(shared, key=lambda name: (shared[name], index[name]))
-        link = next(link for link in links if leaver in link.edge)  # one that is down, if there is one
+        link = next(link for link in links if leaver in link.edge)  # a link that is down, if there is one
         peer = link.edge[0] if link.edge[1] == leaver else link.edge[1]
         out[leaver] = Leave(leaver, f"The link to {peer} is {link.health.value}: {link.text}.", link.text)
         links = [link for link in links if leaver not in link.edge]
@@ -95,7 +95,7 @@ def choose_out(diagnosis: CheckDiagnosis, *, exclude_stragglers: bool) -> tuple[
 def judge(
     results: RoundResults, own: dict[str, list[Slowness]], networks: Sequence[Network], policy: CheckPolicy
 ) -> CheckDiagnosis:
-    """The diagnosis by what is known so far."""
+    """Return the diagnosis from the results so far."""
     slow = {name: list(found) for name, found in own.items() if len(results.own[name]) >= 2}
     for network in networks:
         for name, text in network.slow().items():
@@ -169,7 +169,7 @@ def _slow_links(networks: Sequence[Network]) -> Iterator[LinkDiagnosis]:
 
 
 def _version_notes(results: RoundResults) -> Iterator[str]:
-    """Versions that differ from those of most nodes."""
+    """Yield a note on each version that differs from that of most nodes."""
     newest = {name: results[-1].versions for name, results in results.own.items() if results}
     for what in sorted({key for versions in newest.values() for key in versions}):
         counts = Counter(versions[what] for versions in newest.values() if what in versions)
@@ -192,7 +192,7 @@ def _clock_notes(results: RoundResults, policy: CheckPolicy) -> Iterator[str]:
 
 
 def _partner_notes(results: RoundResults) -> Iterator[str]:
-    """Nodes that were known to be good and are not any more. They are not judged here."""
+    """Yield a note on each node that was known to be good and is not any more. Such nodes are not judged here."""
     for name in results.known_good:
         firm = results.firm(name)
         if firm:

@@ -1,14 +1,14 @@
-"""What is known of nodes that are being tested against each other, and what follows from it for their life.
+"""Results of trials between nodes, and the conclusions about the nodes' life.
 
 Rules:
 
-1. A trial passes or fails for both of its nodes. That it has passed proves that both lived in that round.
-2. A failure speaks against a node only if the other one is known to have lived in that round or later, and the node
-   itself is not. Such a failure is *firm*. Who or what is to blame for any other is open.
+1. A trial passes or fails for both of its nodes. A pass proves that both lived in that round.
+2. A failure counts against a node if the other one is known to have lived in that round or later, but the node itself
+   is not. Such a failure is *firm*. For any other failure, the blame is open.
 3. One firm failure may be a bad link. Two, with two partners, are the node's; so are two failures of its own check in
-   a row. Only a node that has one partner in all, known to be good, is judged by two failures with that one.
-4. A node is *good* if it has passed a trial, or belongs to a running world, and has not failed in a later round without
-   passing one there. A node that has failed and is neither good nor down is a *suspect*.
+   a row. Only a node with a single partner in all, known to be good, is judged by two failures with that one.
+4. A node is *good* if it has passed a trial or belongs to a running world. It is not good after a later round in which
+   it has failed and not passed. A node that has failed and is neither good nor down is a *suspect*.
 5. A link is down if its trial has failed in two rounds and both of its ends have lived in the last of them or later.
 """
 
@@ -28,7 +28,7 @@ _NO_RESULT: Final = "no result came in time"
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """So many times slower than the others a node may be."""
+    """Factors by which a node may be slower than the others."""
 
     compute: float = 1.5
     memory: float = 2.0
@@ -40,32 +40,32 @@ class Margins:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimeout:
-    """How long a round may take."""
+    """Limits of the time that a round may take."""
 
     most_s: float = 300.0
     least_s: float = 15.0
     factor: float = 4.0
-    """It is given so many times what half of its results have taken."""
+    """Limit in multiples of the time in which half of the results have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckPolicy:
-    """How different a node may be, and how long a check may take."""
+    """Allowed differences between nodes, and the time that a check may take."""
 
     margins: Margins = Margins()
     timeout: RoundTimeout = RoundTimeout()
     cpu_factor: float = 2.0
-    """For bandwidth and latency where CPUs move the bytes (gloo): they have other things to do, too."""
+    """Factor on the margins of bandwidth and latency where CPUs move the bytes (gloo): they have other work, too."""
     latency_floor_s: float = 0.0005
-    """Shorter latencies count as this one: below it nobody waits."""
+    """Least latency that counts, in seconds. Shorter ones count as this one, because they delay nobody."""
     deviations: float = 6.0
-    """So many median absolute deviations must lie between a slow node and the median, too."""
+    """Median absolute deviations that must also lie between a slow node and the median."""
     clock_skew_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One trial, as both of its nodes together have seen it. Rates of 0.0: not measured."""
+    """One trial, as both of its nodes together have seen it. A rate of 0.0 was not measured."""
 
     ok: bool
     cause: str = ""
@@ -75,7 +75,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What is to be done at the same time.
+    """Trials and own checks that run at the same time.
 
     Attributes:
         number: from 1.
@@ -90,7 +90,7 @@ class Round:
 
     @property
     def shared(self) -> frozenset[Edge]:
-        """Edges with an end that has others at the same time: they prove life; of speed they show a part."""
+        """Edges with an end that has other trials at the same time. They prove life, but only a part of the speed."""
         load = Counter(name for edge in self.edges for name in edge)
         return frozenset(edge for edge in self.edges if max(load[edge[0]], load[edge[1]]) > 1)
 
@@ -101,7 +101,7 @@ class Try:
 
     Attributes:
         alone: neither end had another trial in that round.
-        load: trials that passed in that round at that end which had more of them; those that hang move no bytes.
+        load: number of passed trials of that round at the busier end. Trials that hang move no bytes.
 
     """
 
@@ -112,7 +112,7 @@ class Try:
 
 
 def timeout_s(finished_s: Iterable[float], timeout: RoundTimeout) -> float:
-    """How long a round may take, in seconds since its start, when so long is what those took that have finished."""
+    """Return how long a round may take, in seconds since its start, from the times of those that have finished."""
     known = sorted(finished_s)
     if not known:
         return timeout.most_s
@@ -121,7 +121,7 @@ def timeout_s(finished_s: Iterable[float], timeout: RoundTimeout) -> float:
 
 
 def merged(left: TrialResult | None, right: TrialResult | None) -> Measured:
-    """One trial from the reports of both ends: the worse of each. An end that has not reported has failed."""
+    """Merge the reports of both ends into one trial: the worse value of each. An end without a report has failed."""
     if left is None or right is None:
         silent = Measured(ok=False, cause=_NO_RESULT)
         told = left or right
@@ -135,7 +135,7 @@ def merged(left: TrialResult | None, right: TrialResult | None) -> Measured:
 
 
 class RoundResults:
-    """All that the rounds so far have shown. Nodes are in order of their places; those known to be good come first."""
+    """Results of all rounds so far. Nodes are in the order of their places, after those that are known to be good."""
 
     def __init__(self, nodes: tuple[str, ...], known_good: tuple[str, ...]) -> None:
         self.judged, self.known_good = nodes, known_good
@@ -145,22 +145,22 @@ class RoundResults:
         self.tries: dict[Edge, list[Try]] = {}
         self.down: set[str] = set()
         self.passed_in = {name: 0 if name in known_good else NEVER for name in self.names}
-        """The newest round in which the node has passed a trial."""
+        """Newest round in which the node has passed a trial."""
         self.passed_with: dict[str, list[str]] = {name: [] for name in self.names}
         self._failures: dict[str, list[tuple[str, int]]] = {name: [] for name in self.names}
 
     @property
     def moved_by_cpus(self) -> bool:
-        """Whether the nodes have no accelerators that move what they exchange."""
+        """True if the nodes have no accelerators that move their data."""
         newest = (results[-1].versions for results in self.own.values() if results)
         return any(versions.get("backend", "").startswith("gloo") for versions in newest)
 
     def edge(self, one: str, other: str) -> Edge:
-        """The two in order."""
+        """Return the edge of two nodes, in their order."""
         return (one, other) if self.index[one] < self.index[other] else (other, one)
 
     def take(self, round_: Round, own: Mapping[str, Own], trials: Mapping[Edge, Measured]) -> None:
-        """The results of a round. What is missing has failed."""
+        """Record the results of a round. A missing result is a failure."""
         for name in round_.own:
             self.own[name].append(own.get(name) or Own(ok=False, cause=_NO_RESULT))
         results = {edge: trials.get(edge) or Measured(ok=False, cause=_NO_RESULT) for edge in round_.edges}
@@ -178,7 +178,7 @@ class RoundResults:
         self.down |= {name for name in self.names if name not in self.down and self._is_down(name)}
 
     def own_failed(self, name: str) -> int:
-        """How often in a row, up to now, the node's own check has failed."""
+        """Return how often in a row, up to now, the node's own check has failed."""
         failed = 0
         for result in reversed(self.own.get(name, [])):
             if result.ok:
@@ -187,23 +187,23 @@ class RoundResults:
         return failed
 
     def failures(self, name: str) -> list[tuple[str, int]]:
-        """Partner and round of each failure since the node has last been seen alive."""
+        """Return the partner and the round of each failure since the node was last seen alive."""
         return [(peer, number) for peer, number in self._failures[name] if number > self.passed_in[name]]
 
     def firm(self, name: str) -> list[str]:
-        """The partners that speak against the node."""
+        """Return the partners of the node's firm failures (rule 2)."""
         return list(dict.fromkeys(peer for peer, number in self.failures(name) if self.passed_in[peer] >= number))
 
     def is_good(self, name: str) -> bool:
-        """Rule 4."""
+        """Return whether the node is good (rule 4)."""
         return name not in self.down and self.passed_in[name] != NEVER and not self.failures(name)
 
     def suspects(self) -> list[str]:
-        """Rule 4."""
+        """Return the suspects (rule 4)."""
         return [name for name in self.names if name not in self.down and self.failures(name)]
 
     def failed_rounds(self, edge: Edge) -> int:
-        """In how many rounds the edge has failed since it has last passed."""
+        """Return in how many rounds the edge has failed since it last passed."""
         failed = 0
         for found in reversed(self.tries.get(edge, [])):
             if found.measured.ok:
@@ -212,7 +212,7 @@ class RoundResults:
         return failed
 
     def failed_links(self) -> list[Edge]:
-        """Edges that fail between nodes that are good and have lived at that time, one of them judged."""
+        """Return failed edges between good nodes that have lived at that time, at least one of them judged."""
         return [
             edge
             for edge, tries in self.tries.items()

@@ -1,18 +1,20 @@
-"""How fast the nodes' networks are, told from trials: bandwidth and latency, each in a `Network` of its own.
+"""Speed of the nodes' networks, from trials: bandwidth and latency, each in a `Network` of its own.
 
 Rules:
 
-1. All that is measured is a rate (of a latency its inverse). The best counts.
-2. A trial whose ends had no other is *alone* and shows the rate of both. Of trials beside each other a node has shown
-   at least their sum, and their links at most each rate times the number. A latency is excused by that number.
-3. The usual rate is the median of what the nodes may have: of an even number the faster one of the middle two, for a
-   slow node is seen in its partner's rate, too. A node is *fast* if what it has shown is within the margin of that.
-4. A node that is not fast is slow when it was tried with two fast nodes, alone with both, or alone with one if nothing
-   that it has done allows it to be fast; where there is but one other node, known to be good, twice with that one.
-   Until it is fast or slow it is a suspect.
-5. A link that is not fast between nodes that are is slow when it was so in two rounds, once alone.
-6. A newcomer is measured by what the running world was measured to do, and that world's nodes count as fast. Without
-   such a baseline two nodes are never compared: what one shows, the other does.
+1. Every measurement is a rate (for a latency, its inverse). The best counts.
+2. A trial whose ends had no other one is *alone* and shows the rate of both. From simultaneous trials, a node has shown
+   at least the sum of their rates. Each of its links has at most its own rate times their number. That number excuses
+   a latency.
+3. The usual rate is the median of the rates that the nodes may have. Of an even number, the faster one of the middle
+   two counts, because a slow node also shows in its partner's rate. A node is *fast* if the rate that it has shown is
+   within the margin of the usual one.
+4. A node that is not fast is slow after trials with two fast nodes. It was alone with both, or alone with one while
+   none of these rates allows it to be fast. If there is only one other node, known to be good, two trials with that
+   one decide. Until a node is fast or slow, it is a suspect.
+5. A link between fast nodes that is not fast itself is slow when it was so in two rounds, once alone.
+6. A newcomer is compared with the rates measured in the running world, and that world's nodes count as fast. Without
+   such a baseline, two nodes are never compared: each shows the rate of the other.
 """
 
 from collections import defaultdict
@@ -22,7 +24,7 @@ from taskd.core.nodecheck.own import Baseline, compared, median, median_of_other
 
 
 class Network:
-    """One dimension of the nodes' networks."""
+    """One dimension of the nodes' networks: bandwidth or latency."""
 
     def __init__(self, results: RoundResults, policy: CheckPolicy, baseline: Baseline, *, latency: bool) -> None:
         self._results, self._latency, self._floor_s = results, latency, policy.latency_floor_s
@@ -41,7 +43,7 @@ class Network:
         return self._given_margin * (self._cpu_factor if self._results.moved_by_cpus else 1.0)
 
     def take(self, results: dict[Edge, Measured]) -> None:
-        """What was taken of this round."""
+        """Record the results of a round."""
         together: dict[str, list[float]] = defaultdict(list)
         for edge, measured in results.items():
             rate = self._rate(measured) if measured.ok else 0.0
@@ -55,42 +57,42 @@ class Network:
         self._least = (self._past or self._usual()) / self._margin
 
     def is_fast(self, name: str) -> bool:
-        """Rule 3."""
+        """Return whether the node is fast (rule 3)."""
         return name in self._trusted or self._shown.get(name, 0.0) >= self._least > 0
 
     def suspects(self) -> list[str]:
-        """Nodes of which it is not known yet whether they or their links are slow."""
+        """Return the nodes for which it is not known yet whether they or their links are slow."""
         return [name for name in self._low() if not self._is_enough(name)]
 
     def slow(self) -> dict[str, str]:
-        """Nodes that are slow (rule 4), each with a sentence."""
+        """Return the slow nodes (rule 4), each with a sentence."""
         slow = (name for name in self._low() if self._is_enough(name))
         return {name: self._text("has a network that", self._shown[name]) for name in slow}
 
     def slow_links(self) -> dict[Edge, str]:
-        """Links that are slow (rule 5), each with a sentence."""
+        """Return the slow links (rule 5), each with a sentence."""
         slow = (edge for edge in self._low_links() if self._is_tried_again(edge))
         return {edge: self._text("what is between them", self._link(edge)) for edge in slow}
 
     def open_links(self) -> list[Edge]:
-        """Links that may be slow and are to be tried again, alone."""
+        """Return the links that may be slow and must be tried again, alone."""
         return [edge for edge in self._low_links() if not self._is_tried_again(edge)]
 
     def is_alone(self, edge: Edge) -> bool:
-        """The edge was measured alone."""
+        """Return whether the edge was measured alone."""
         return edge in self._alone
 
     def is_promising(self, edge: Edge) -> bool:
-        """The edge has shared its ends with others, and may be fast."""
+        """Return whether the edge has shared its ends with others, and may be fast."""
         return edge not in self._alone and self._shared.get(edge, 0.0) >= self._least
 
     def typical(self) -> float:
-        """The median of what was measured, in the unit of the measure; 0.0 if nothing was."""
+        """Return the median of the measurements, in their unit; 0.0 if nothing was measured."""
         rate = median(self._possible.values()) if self._possible else 0.0
         return 1 / rate if rate and self._latency else rate
 
     def _usual(self) -> float:
-        """The median of what nodes may have; 0.0 if nothing was measured."""
+        """Return the median of the rates that nodes may have; 0.0 if nothing was measured."""
         ordered = sorted(self._possible.values())
         return ordered[len(ordered) // 2] if ordered else 0.0
 

@@ -1,12 +1,13 @@
-"""What a node has measured of itself, beside the others.
+"""Comparison of each node's own measurements with those of the others.
 
 Rules:
 
-1. A node is as fast as the best that it has shown.
-2. It is slow if it is beyond the margin from the median in two checks, and beyond so many median absolute deviations
-   of the others, too, unless it is `FAR` times beyond the margin: however much the others differ, it is slower than all
-   of them may be. Of two nodes the faster one is the measure, and only the margin counts.
-3. A newcomer is compared with what was measured of the running world, too (`Baseline`).
+1. A node is as fast as the best rate that it has shown.
+2. A slow node is beyond the margin from the median in two checks. It is also beyond a number of median absolute
+   deviations of the others. The deviations do not matter if it is `FAR` times beyond the margin: however much the
+   others differ, it is slower than all of them may be. Of two nodes, the faster one is the reference, and only the
+   margin counts.
+3. A newcomer is also compared with the measurements of the running world (`Baseline`).
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ FAR: Final = 1.5
 
 
 class What(Enum):
-    """What of a node can be slow."""
+    """Part of a node that can be slow."""
 
     COMPUTE = "compute"
     MEMORY = "memory"
@@ -33,7 +34,7 @@ class What(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What a check of the running world has measured, for newcomers to be compared with. 0.0: not known."""
+    """Measurements of the running world by a check, as the reference for newcomers. 0.0: not known."""
 
     own: Mapping[str, Own] = field(default_factory=dict)
     gbps: float = 0.0
@@ -42,7 +43,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Slowness:
-    """What is slow of a node, and the sentence that says how much, without its subject."""
+    """A slow part of a node. `text` gives the figures, as a sentence without its subject."""
 
     what: What
     text: str
@@ -65,7 +66,7 @@ _KINDS: Final = (
 
 
 class OwnRates:
-    """The best of each node so far."""
+    """Best rates of each node so far."""
 
     def __init__(self, policy: CheckPolicy, baseline: Baseline, judged: Collection[str]) -> None:
         self._policy, self._judged = policy, frozenset(judged)
@@ -73,7 +74,7 @@ class OwnRates:
         self.take({name: own for name, own in baseline.own.items() if name not in self._judged})
 
     def take(self, results: Mapping[str, Own]) -> None:
-        """What nodes have found of themselves."""
+        """Record the nodes' own results."""
         for kind, best in self._best.items():
             for name, own in results.items():
                 rate: float = getattr(own, kind.field)
@@ -81,7 +82,7 @@ class OwnRates:
                     best[name] = rate
 
     def slow(self) -> dict[str, list[Slowness]]:
-        """What is slow, however often it was measured."""
+        """Return the slow parts of each node, however often they were measured."""
         slow: dict[str, list[Slowness]] = defaultdict(list)
         for kind, best in self._best.items():
             margin: float = getattr(self._policy.margins, kind.what.value)
@@ -94,18 +95,18 @@ class OwnRates:
 
 
 def compared(value: float, others: float, unit: str, margin: float) -> str:
-    """A rate beside that of the others."""
+    """Describe a rate in comparison with the median of the others."""
     ratio = f"{others / value:.1f} times slower, {margin:g} are allowed"
     return f"{value:.3g} {unit}, the others {others:.3g} in the median: {ratio}"
 
 
 def median(values: Iterable[float]) -> float:
-    """Of an even number the mean of the middle two."""
+    """Return the median; of an even number of values, the mean of the middle two."""
     return _middle(sorted(values))
 
 
 def median_of_others(values: Iterable[float]) -> float:
-    """The median without one that is low: without the first of the list it is the same."""
+    """Return the median of the values without one low value. It is the same whichever low value is left out."""
     return _middle(sorted(values)[1:])
 
 
@@ -115,7 +116,7 @@ def _middle(ordered: list[float]) -> float:
 
 
 def _outliers(values: Mapping[str, float], margin: float, deviations: float) -> tuple[list[str], float]:
-    """Those that are too slow, and the median of the others beside one of them."""
+    """Return the nodes that are too slow, and the median that one of them is compared with: of all but the lowest."""
     if len(values) < 2:
         return [], 0.0
     ordered = sorted(values.values())

@@ -1,19 +1,19 @@
-"""Who is tested with whom in the next round.
+"""Pairs of nodes for the next round of a check.
 
 Rules:
 
-1. The first round is of disjoint pairs in the order of the nodes; an odd number ends with three nodes whose three edges
-   run at the same time, so that one faulty node among them is told at once. A newcomer is paired with a node known to
-   be good.
+1. The first round consists of disjoint pairs in the order of the nodes. An odd number ends with three nodes whose three
+   edges run at the same time, so that one faulty node among them is identified at once. A newcomer is paired with a
+   node known to be good.
 2. Two good nodes that have passed together take two suspects, and all six edges between the four run. So each suspect
-   is tried with two good ones, the good ones prove in the same round that they still live, and suspects that failed
-   with each other are tried again, which tells a link that is down.
-3. Fewer than two are good: the circle method goes through all pairs, beginning with those that are alone in doubt
-   because of a partner whose own check has failed. No pair is tried twice, except where there are three nodes at most,
-   or with the only one that is still good.
+   is tried with two good ones, and the good ones prove in the same round that they still live. Suspects that failed
+   with each other are tried again, which identifies a link that is down.
+3. With fewer than two good nodes, the circle method goes through all pairs. It begins with the nodes that are in doubt
+   only because of a partner whose own check has failed. No pair is tried twice, except among three nodes at most, or
+   with the only one that is still good.
 4. No node has more than three trials at a time. Groups that run at the same time have no node in common.
-5. Links that have failed between good nodes are tried again two by two, all six edges between their ends; a single one
-   with two other good nodes.
+5. Links that have failed between good nodes are tried again two by two, with all six edges between their ends. A single
+   one is tried again with two other good nodes.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ MOST_TRIALS: Final = 3
 
 
 def first_edges(results: RoundResults) -> list[Edge]:
-    """The first round (rule 1)."""
+    """Return the trials of the first round (rule 1)."""
     met = len(results.known_good)
     pairs = list(zip(results.known_good, results.judged, strict=False))
     rest = results.judged[met:]
@@ -38,7 +38,7 @@ def first_edges(results: RoundResults) -> list[Edge]:
 
 
 def life_edges(results: RoundResults, circle: "Circle", number: int) -> list[Edge]:
-    """Trials for those that may be down (rules 2 and 3); empty if there are none, or nothing more to be learnt."""
+    """Return trials for nodes that may be down (rules 2 and 3); empty without such, or if no more can be learned."""
     suspects = results.suspects()
     if not suspects:
         return []
@@ -53,7 +53,7 @@ def life_edges(results: RoundResults, circle: "Circle", number: int) -> list[Edg
 
 
 def link_edges(results: RoundResults, busy: Iterable[str]) -> list[Edge]:
-    """Links that have failed once, each together with what shows that its ends live (rule 5)."""
+    """Return trials of links that have failed once, together with trials that show the life of their ends (rule 5)."""
     used = set(busy)
     links: list[Edge] = []
     for edge in results.failed_links():
@@ -74,7 +74,7 @@ class Circle:
         self._turn = 0
 
     def edges(self, results: RoundResults, number: int) -> list[Edge]:
-        """As many turns as the nodes can bear; nothing when all pairs have been tried."""
+        """Return the pairs of as many turns as the nodes can bear; nothing when all pairs have been tried."""
         edges = _hopeful(results)
         load = Counter(name for edge in edges for name in edge)
         while self._turn < len(self._ring) - 1:
@@ -90,7 +90,7 @@ class Circle:
         return edges
 
     def _pairs(self, results: RoundResults) -> Iterator[Edge]:
-        """The disjoint pairs of this turn, of nodes that are not known to be down."""
+        """Yield the disjoint pairs of this turn, without nodes that are known to be down."""
         fixed, moving = self._ring[0], self._ring[1:]
         ring = [fixed, *moving[self._turn :], *moving[: self._turn]]
         for one, other in zip(ring[: len(ring) // 2], reversed(ring), strict=False):
@@ -99,24 +99,25 @@ class Circle:
 
 
 def rounds_at_most(nodes: int, hits: int, *, links: bool = False, slow: int = 0, late: int = 0) -> int:
-    """The most rounds that a check of so many nodes takes.
+    """Return the most rounds that a check of so many nodes takes.
 
-    Each two good nodes take two suspects a round, and what makes a trial fail makes two suspects. So with S = 2 · hits
-    and G = nodes - S rounded down to an even number, the faulty nodes are known after 1 + ceil(S / G) rounds: 2 if hits
-    are a quarter of the nodes or fewer. If all first trials can fail (G < 2): 1 + ceil(m / 2) rounds of the circle's
-    m = nodes - 1 turns (nodes, if they are odd), and ceil((nodes - 2) / 2) more. Of three nodes or fewer all edges run
-    at once, and once more.
+    Each two good nodes take two suspects in a round, and each cause of a failed trial makes two suspects. Let
+    S = 2 · hits, and G = nodes - S, rounded down to an even number. The faulty nodes are known after 1 + ceil(S / G)
+    rounds. These are 2 rounds if hits are a quarter of the nodes or fewer. All first trials can fail if G < 2. That
+    takes 1 + ceil(m / 2) rounds for the circle's m turns, and ceil((nodes - 2) / 2) more; m is nodes - 1 (nodes, if
+    they are odd). Of three nodes or fewer, all edges run at once, and once more.
 
-    That follows from the pairing. What links, slow ones and late ones cost more is measured by `tests/clusters`.
+    This follows from the pairing. `tests/clusters` measures the further cost of links, slow nodes and late ones.
 
     Args:
-        nodes: that are tested, with those known to be good.
-        hits: nodes that are faulty, with links that are down.
-        links: some links are down: one more, for one that is met only in a later round. Of three nodes, one after the
-            other is then tried alone with the one that both reach: three more.
-        slow: networks and links that are slow: two more rounds, with a fast node each, and once more. A third one if
-            more than a quarter of the nodes is hit or slow, for then the usual speed may not be known at first.
-        late: nodes that die between rounds; one more for each (where all die at the same time, two in all).
+        nodes: number of tested nodes, with those known to be good.
+        hits: number of faulty nodes, with links that are down.
+        links: some links are down. This costs one more round, for a link that is met only in a later round. Of three
+            nodes, one after the other is then tried alone with the node that both reach: three more.
+        slow: number of slow networks and links. They cost two more rounds, with a fast node each, and once more. They
+            cost a third one if more than a quarter of the nodes is hit or slow: the usual speed may not be known at
+            first.
+        late: number of nodes that die between rounds. Each costs one more round (two in all if all die at once).
 
     """
     suspects = min(nodes, 2 * hits)
@@ -133,7 +134,7 @@ def rounds_at_most(nodes: int, hits: int, *, links: bool = False, slow: int = 0,
 
 
 def most_rounds(nodes: int) -> int:
-    """Where planning ends whatever the answers are, even of nodes that are well and not well in turns."""
+    """Return the round at which planning ends whatever the answers are, even of nodes that are well only at times."""
     return rounds_at_most(nodes, nodes, links=True, slow=nodes, late=nodes)
 
 
@@ -142,7 +143,7 @@ def _all_edges(results: RoundResults, groups: Iterable[Sequence[str]]) -> list[E
 
 
 def _good_pairs(results: RoundResults) -> list[Edge]:
-    """Good nodes two by two: those that have passed together, then the others; those that fail alone come last."""
+    """Return good nodes in pairs: those that have passed together, then the others. Nodes that fail alone come last."""
     good = [name for name in results.names if results.is_good(name)]
     good.sort(key=lambda name: results.own_failed(name) > 0)
     free = dict.fromkeys(good)
@@ -157,7 +158,10 @@ def _good_pairs(results: RoundResults) -> list[Edge]:
 
 
 def _couples(results: RoundResults, suspects: list[str]) -> list[tuple[str, ...]]:
-    """Suspects two by two, those that have failed with each other together. Whose own check has failed comes last."""
+    """Return suspects in pairs, preferably those that have failed with each other.
+
+    Nodes whose own check has failed come last.
+    """
     waiting = dict.fromkeys(sorted(suspects, key=lambda name: results.own_failed(name) > 0))
     couples: list[tuple[str, ...]] = []
     single: list[str] = []
@@ -174,14 +178,14 @@ def _couples(results: RoundResults, suspects: list[str]) -> list[tuple[str, ...]
 
 
 def _good_partners(results: RoundResults, link: Edge, used: set[str]) -> list[str]:
-    """Two good nodes that are free, best such as have passed with an end of the link."""
+    """Return two good nodes that are free, preferably ones that have passed with an end of the link."""
     met = (peer for name in link for peer in reversed(results.passed_with[name]))
     free = (name for name in (*met, *results.names) if name not in used and results.is_good(name))
     return list(islice(dict.fromkeys(free), 2))
 
 
 def _hopeful(results: RoundResults) -> list[Edge]:
-    """Pairs of nodes that have failed only with nodes whose own check has failed."""
+    """Return pairs of nodes that have failed only with nodes whose own check has failed."""
     clean = [
         name
         for name in results.suspects()

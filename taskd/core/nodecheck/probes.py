@@ -1,10 +1,10 @@
-"""From what the processes of a node's check have told, or how they have ended, to what the node has found.
+"""Results of a node, merged from the answers of its check processes, or from how they ended.
 
 Rules:
 
-1. The slowest local rank counts: rates are the least that was measured (0.0 is no measurement), times the longest.
-2. One failure fails the node. The cause names the local ranks that it is of.
-3. A process that has ended without an answer has failed whatever it was asked for.
+1. The slowest local rank counts: the least rate that was measured (0.0 is no measurement), and the longest time.
+2. One failure fails the node. The cause names the local ranks that it concerns.
+3. A process that has ended without an answer has failed in everything that it was asked for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,14 +16,15 @@ from taskd.wire.kinds import LocalRank
 from taskd.wire.probes import ProbeOrder, ProbeResult
 
 CHECK_NAME: Final = "taskd-check"
-"""What a process that checks its node calls itself, for tools that look for it (`/proc/PID/comm`)."""
+"""Name of a process that checks its node, for tools that search for it (`/proc/PID/comm`)."""
 _MOST_CAUSES: Final = 3
 
 
 def lost(order: ProbeOrder, status: int | None, elapsed_s: float) -> ProbeResult:
-    """The answer of a process that has given none.
+    """Return the result that stands for a process without an answer.
 
-    `status` is as of Python's subprocess, negative for a signal; None: it had not ended in time, and was killed.
+    `status` is as in Python's subprocess, negative for a signal. None: the process had not ended in time, so it was
+    killed.
     """
     if status is None:
         cause = f"its check process had not answered after {elapsed_s:.3g} s and was killed; expected an answer within"
@@ -37,7 +38,7 @@ def lost(order: ProbeOrder, status: int | None, elapsed_s: float) -> ProbeResult
 
 
 def merge_own(results: Iterable[ProbeResult]) -> Own | None:
-    """What the node has found of itself; None if nobody was asked."""
+    """Merge the own results of a node's processes; None if no process was asked for one."""
     found = [(result.local_rank, result.own) for result in results if result.own is not None]
     if not found:
         return None
@@ -57,7 +58,7 @@ def merge_own(results: Iterable[ProbeResult]) -> Own | None:
 
 
 def merge_trial(results: Iterable[ProbeResult]) -> TrialResult | None:
-    """How the trial went for the node; None if there was none."""
+    """Merge the results of a node's processes for its trial; None if there was none."""
     found = [(result.local_rank, result.trial) for result in results if result.trial is not None]
     if not found:
         return None
@@ -78,7 +79,7 @@ def _least(rates: Iterable[float]) -> float:
 
 
 def _versions(owns: Sequence[Own]) -> dict[str, str]:
-    """One value for each name; where local ranks differ, all of them."""
+    """Return one value for each name. Where local ranks differ, the value has all of theirs."""
     values: dict[str, list[str]] = {}
     for own in owns:
         for name, value in own.versions.items():
@@ -89,7 +90,7 @@ def _versions(owns: Sequence[Own]) -> dict[str, str]:
 
 
 def _cause(found: Sequence[tuple[LocalRank, str]], of: int) -> str:
-    """Each cause once, after the local ranks that have it. Nothing stands before that of a node of one rank."""
+    """Return each cause once, after the local ranks that have it. On a node of one rank, the cause stands alone."""
     ranks: dict[str, list[LocalRank]] = {}
     for rank, cause in found:
         if cause:

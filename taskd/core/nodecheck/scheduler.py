@@ -1,14 +1,14 @@
-"""The manager's schedule of node checks: who is checked when, with whom, and who may train then.
+"""The manager's schedule of node checks: which node is checked when, and with whom, and which may train then.
 
 Rules:
 
-1. A node that wants to be checked gets no place before it is cleared (`Places.usable`). That it was, it carries itself:
-   a new manager believes it.
-2. One check at a time. While the job forms it takes in all nodes; later it takes newcomers, and as their partners
-   nodes that are known to be good: spares first, then those that train.
-3. Orders are states: each agent is told the one that holds for it, until its report says that it is done.
-4. A node that is found unfit is told to leave until it has. Whoever comes in its place is checked in its turn.
-5. Of nodes that fail with one another, and nobody can be told from the other, one leaves, so that another can be tried:
+1. A node that asks for a check gets no place before it is cleared (`Places.usable`). The node itself carries its
+   clearance, and a new manager accepts it.
+2. One check runs at a time. While the job forms, it includes all nodes. Later it includes newcomers, with nodes known
+   to be good as their partners: spares first, then those that train.
+3. Orders are states: each agent is sent the one that holds for it, until its report shows that it is done.
+4. A node that is found unfit is ordered to leave until it has left. Its replacement is checked in turn.
+5. If nodes fail with one another and it is not clear which is at fault, one leaves, so that another can be tried. It is
    the one that has been in doubt most often, and of equals the last.
 """
 
@@ -29,7 +29,7 @@ from taskd.wire.messages import NodeStatus
 __all__ = ["GRACE_S", "Action", "Checked", "CheckScheduler", "Order", "RoundOver", "Wanted"]
 
 _GONE = 256
-"""Of so many agents that have gone, and four for each place, it is remembered what was found."""
+"""Findings are kept for so many agents that have gone, and for four more for each place."""
 Order = CheckOrder | Cleared | Dismissed
 _NOT_TOLD_APART = (
     "{names} fail with one another, and it is not clear which is at fault: {node} leaves, so that another node can be "
@@ -39,7 +39,7 @@ _NOT_TOLD_APART = (
 
 @dataclass(slots=True)
 class _Since:
-    """Since when nodes wait to be checked, and since when their partners are not ready."""
+    """Start of the time in which nodes wait for a check, and of the time in which some of them are not ready."""
 
     waiting_s: float | None = None
     unready_s: float | None = None
@@ -53,30 +53,30 @@ class CheckScheduler:
     number: int
     _running: CheckRun | None = None
     _cleared: dict[str, str] = field(default_factory=dict)
-    """By agent, what was found of it all the same."""
+    """By agent: the finding on a node that may train nevertheless."""
     _dismissed: dict[str, str] = field(default_factory=dict)
-    """By agent, why it is to leave."""
+    """By agent: the reason why its node must leave."""
     _doubts: Counter[str] = field(default_factory=Counter)
     _baseline: Baseline | None = None
     _since: _Since = field(default_factory=_Since)
     _seen: frozenset[str] = frozenset()
     _asked_for: bool = False
-    """A node may wait to be checked."""
+    """True if a node may be waiting for a check."""
     _wanted: bool = False
-    """Somebody has asked for a check of all nodes."""
+    """True if a check of all nodes has been requested."""
     _out: list[Action] = field(default_factory=list)
 
     @property
     def due(self) -> bool:
-        """Whether time has anything to do here. Mostly it has not, and nobody looks at all nodes for nothing."""
+        """True if `tick` may have work. Mostly it has none, and the scan of all nodes is saved."""
         return self._running is not None or self._asked_for or self._wanted
 
     def hear(self, status: NodeStatus) -> None:
-        """An agent has reported: it may want to be checked."""
+        """Receive an agent's report. The agent may ask for a check."""
         self._asked_for = self._asked_for or not may_train(status)
 
     def order_for(self, status: NodeStatus) -> Order | None:
-        """What holds for a node now; None if nothing does, or it has done it."""
+        """Return the order that holds for a node now; None if there is none, or if it has been carried out."""
         agent = status.agent_id
         if agent in self._dismissed:
             return Dismissed(reason=self._dismissed[agent])
@@ -85,11 +85,11 @@ class CheckScheduler:
         return None if self._running is None else self._running.order_for(agent)
 
     def inspect(self) -> None:
-        """Check all nodes as soon as no other check is under way. They go on with what they do, whatever is found."""
+        """Check all nodes as soon as no other check is under way. They go on with their work, whatever the result."""
         self._wanted = True
 
     def tick(self, world: Nodes, *, forming: bool, now_s: float) -> list[Action]:
-        """Take in what the nodes have reported until now, and go on."""
+        """Receive the nodes' reports until now, and go on."""
         nodes = _nodes(world)
         if self._running is None:
             self._begin(world, nodes, forming=forming, now_s=now_s)
@@ -147,7 +147,7 @@ class CheckScheduler:
         return limits(self.policy.node_check)
 
     def _all_here(self, nodes: Mapping[str, NodeStatus], waiting: frozenset[str], now_s: float) -> bool:
-        """Whether a job that forms has its nodes, or those that are there have waited long enough for the others."""
+        """Return whether a job that forms has its nodes, or those present have waited long enough for the others."""
         if waiting - self._seen or self._since.waiting_s is None:
             self._since.waiting_s = now_s
         self._seen = waiting
@@ -160,7 +160,10 @@ class CheckScheduler:
         return now_s - self._since.waiting_s >= limit_s
 
     def _all_ready(self, waiting: Iterable[NodeStatus], now_s: float) -> bool:
-        """Whether all could begin at once: what a node needs to start its processes is no part of a round's time."""
+        """Return whether all nodes can begin at once, or have had enough time to get ready.
+
+        The time that a node needs to start its processes is no part of a round.
+        """
         if all(status.check is not None and status.check.ready for status in waiting):
             self._since.unready_s = None
             return True
@@ -172,7 +175,7 @@ class CheckScheduler:
         return True
 
     def _known_good(self, world: Nodes, nodes: Mapping[str, NodeStatus]) -> list[str]:
-        """Nodes that wait for a place and were cleared, then the nodes of the world."""
+        """Return the nodes that wait for a place and were cleared, then the nodes of the world."""
         cleared = sorted(
             agent
             for agent, status in nodes.items()
@@ -218,14 +221,14 @@ class CheckScheduler:
             self._forget(known, nodes)
 
     def _forget(self, known: dict[str, str] | Counter[str], nodes: Mapping[str, NodeStatus]) -> None:
-        """Agents that have gone, the first in front: each torchrun is another agent."""
+        """Forget agents that have gone, the earliest first: each torchrun is another agent."""
         most = 4 * self.policy.node_count + _GONE
         gone = [agent for agent in known if agent not in nodes] if len(known) > most else []
         for agent in gone[: len(known) - most]:
             del known[agent]
 
     def _doubtful(self, diagnosis: CheckDiagnosis, agents: Mapping[str, str]) -> list[Leave]:
-        """Rule 5."""
+        """Choose one of several undecided nodes to leave (rule 5)."""
         undecided = diagnosis.having(NodeHealth.UNDECIDED)
         self._doubts.update(agents[name] for name in undecided)
         if len(undecided) < 2:
@@ -240,7 +243,7 @@ def _nodes(world: Nodes) -> dict[str, NodeStatus]:
 
 
 def _names(nodes: Iterable[NodeStatus]) -> dict[str, str]:
-    """By agent, what people call its node: by its host, and where that is not enough, by more."""
+    """Return people's name for each agent's node: its host and, where that is not unique, more."""
     known = list(nodes)
     hosts = Counter(status.host for status in known)
     names: dict[str, str] = {}
@@ -248,7 +251,7 @@ def _names(nodes: Iterable[NodeStatus]) -> dict[str, str]:
     for status in known:
         alone = status.host and hosts[status.host] == 1
         name = status.host if alone else f"{status.host or 'node'} ({status.agent_id[:6]})"
-        while name in taken:  # a host may be named as another's node is
+        while name in taken:  # a host may have the same name as another node's label
             name = f"{name} ({status.agent_id})"
         taken.add(name)
         names[status.agent_id] = name

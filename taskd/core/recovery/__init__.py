@@ -1,7 +1,8 @@
-"""The recovery of one job: the manager's machine, in the manager's process.
+"""Recovery of one job: the state machine of the manager, which runs in the manager's process.
 
-`machine.py` takes in reports and time; `table.py` says what follows. `phases.py` and `events.py` are the data,
-`handlers/` the decisions, `job.py` the facts, and the other files the effects by which facts change.
+`machine.py` receives reports and time. `table.py` maps each phase and event to a handler. `phases.py` and `events.py`
+hold the data, `handlers/` the decisions and `job.py` the facts. The other files hold the effects by which facts change,
+and the pure functions that these use.
 """
 
 from taskd.core.recovery.actions import (

@@ -1,17 +1,18 @@
-"""The attempts to bring a job through one fault: begun, paid for, planned, and ended.
+"""Attempts to recover a job from one fault: their start, their cost, their plan and their end.
 
 Rules:
 
-1. Every attempt to build a world takes a new generation. A loss while one is being built joins the failing set.
-2. A strategy has failed for a fault when it has failed `max_attempts` times: a world was not built in time, or one of
-   its new processes was lost. The loss of a survivor is the machine's fault and not the strategy's.
-3. It has failed at once, and nothing more is charged, if a process ended by itself before the world had committed a
-   step, and nobody was ended by others: the script cannot go on in that world, and may well from its beginning.
-4. Every attempt that fails leaves its reason.
-5. No two managers build worlds of the same number. One that was given when most nodes did not obey this manager yet may
-   be another's, too: before anything is planned it is changed.
+1. Every attempt to build a world takes a new generation. A process that is lost meanwhile joins the failing set.
+2. A strategy has failed for a fault after `max_attempts` failures: a world was not built in time, or one of its new
+   processes was lost. The loss of a survivor is the machine's fault, not the strategy's.
+3. A strategy fails at once, without a further charge, if a process ended by itself before the world had committed a
+   step. This holds only if nothing outside has ended a process. The script cannot go on in that world. It may well go
+   on from its beginning.
+4. Every failed attempt leaves its reason.
+5. No two managers build worlds of the same number. A number that was chosen before most nodes obeyed this manager may
+   also be in use by another manager. It is changed before anything is planned.
 
-All functions are effects: `(job, now_s, …)`. Those that choose return what was chosen.
+All functions are effects: `(job, now_s, …)`. The functions that choose a strategy return the choice as an event.
 """
 
 import math
@@ -38,7 +39,7 @@ from taskd.wire.messages import Order
 
 
 def refuse(_job: Job, _now_s: float, reason: str) -> Chosen:
-    """The job ends."""
+    """Refuse to recover for this reason, which ends the job."""
     return Refused(reason)
 
 
@@ -51,9 +52,10 @@ def begin(
     diagnosis: Diagnosis | None = None,
     verified: int = -1,
 ) -> Chosen:
-    """A fault: choose what is done about it. `free`: perhaps it is none, and spends no restart.
+    """Begin the recovery from a fault, and choose a strategy for it.
 
-    `diagnosis`: what it is, if that is known already. `verified`: as in `Incident`.
+    `free`: the fault may be a false alarm, and spends no restart. `diagnosis`: that of the fault, if known already.
+    `verified`: as in `Incident`.
     """
     record = FaultRecord(now_s, job.step, causes=dict(causes), fault=job.case.faults, diagnosis=diagnosis)
     over = bool(job.world.outside())
@@ -62,14 +64,15 @@ def begin(
 
 
 def blame(job: Job, _now_s: float, causes: Mapping[JobRank, Cause]) -> None:
-    """These belong to the fault too."""
+    """Add these causes to the fault under way."""
     job.under_way.record.causes.update(causes)
 
 
 def merges(job: Job, rank: JobRank, now_s: float) -> bool:
-    """Whether this loss is one with those that the newest restart was spent for.
+    """Return whether this loss belongs to the fault that the newest restart was spent for.
 
-    Not if its rank is one of them: a newcomer that dies as its predecessor did must not pass for one fault with it.
+    It does not if its rank was already charged. A newcomer that dies like its predecessor must not count as the same
+    fault.
     """
     charged = job.under_way.charged
     since_s = min(charged.values(), default=-math.inf)
@@ -77,7 +80,7 @@ def merges(job: Job, rank: JobRank, now_s: float) -> bool:
 
 
 def merge(job: Job, _now_s: float, rank: JobRank) -> None:
-    """It costs no restart of its own."""
+    """Merge this loss into the fault already charged: it costs no restart of its own."""
     charged = job.under_way.charged
     charged[rank] = min(charged.values())
 
@@ -91,7 +94,7 @@ def choose_again(
     new_world: bool = True,
     no_donor: bool = False,
 ) -> Chosen:
-    """Choose what is done next about the fault under way.
+    """Choose the next strategy for the fault under way.
 
     `charge`: ranks for whose loss a restart is spent. `setback`: why the attempt so far has failed, if it has.
     """
@@ -131,7 +134,7 @@ def choose_again(
 
 
 def _charge(job: Job, now_s: float, ranks: Collection[JobRank]) -> str:
-    """Spend a restart; why that is refused, "" if it is not."""
+    """Spend a restart; return why that is refused, "" if it is granted."""
     incident, budget = job.under_way, job.budget or Budget()
     causes = incident.record.causes
     faults = [_fault(job, rank, causes.get(rank, UNKNOWN), now_s) for rank in ranks]
@@ -152,7 +155,7 @@ def _fault(job: Job, rank: JobRank, cause: Cause, now_s: float) -> Fault:
 
 
 def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
-    """The attempt under way has failed. `at_once`: its strategy is not tried again."""
+    """Record that the attempt under way has failed. `at_once`: its strategy is not tried again."""
     incident, record = job.under_way, job.under_way.record
     name = strategy_name(record.decision.strategy, record.decision.restart)
     record.setbacks.append(f"attempt {record.attempts} ({name}) failed: {why}")
@@ -166,7 +169,10 @@ def fail(job: Job, _now_s: float, why: str, *, at_once: bool = False) -> None:
 
 
 def _most_failures(job: Job, record: FaultRecord) -> int:
-    """Failures after which a strategy is given up: 1 for a new process on its node, if another node waits."""
+    """Return the number of failures after which a strategy is given up.
+
+    It is 1 for a new process on its own node, if another node waits and the job may move there.
+    """
     in_place = (record.decision.strategy, record.decision.restart) == (Strategy.RECOVER_IN_PLACE, False)
     moves = Strategy.RECOVER in job.policy.strategies.allowed
     elsewhere = moves and bool(job.world.nodes.usable())
@@ -174,7 +180,7 @@ def _most_failures(job: Job, record: FaultRecord) -> int:
 
 
 def give_up_waiting(job: Job, _now_s: float) -> None:
-    """No node came for a vacant place: what waits for one has failed."""
+    """Give up the strategy that waits for a node: none came for a vacant place."""
     incident = job.under_way
     text, strategy = f"no node came within {job.wait_s():g} s", incident.record.decision.strategy
     incident.tried |= {(strategy, False): text, (strategy, True): text}
@@ -182,7 +188,7 @@ def give_up_waiting(job: Job, _now_s: float) -> None:
 
 
 def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> None:
-    """Which nodes and ranks take part in the next world."""
+    """Choose the nodes and ranks of the next world."""
     world, incident = job.world, job.under_way
     restart = incident.record.decision.restart
     stay = found.unreachable and may_stay(job.policy.strategies, incident.tried, restart=restart)
@@ -192,7 +198,7 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
             for place in failing - world.nodes.dead_nodes:
                 exclude(world, place)
             if incident.record.decision.restart:
-                for place in world.vacant:  # nobody else starts processes of the world that is to come
+                for place in world.vacant:  # the former holder must not start processes of the next world
                     world.nodes.vacate(place)
                     world.nodes.vacated.add(place)
             fill(job, now_s)
@@ -202,16 +208,17 @@ def _reshape(job: Job, now_s: float, strategy: Strategy, found: Situation) -> No
                     world.nodes.excluded.add(world.nodes.holders[place])
                 world.remove(world.on_node(place))
                 world.nodes.vacate(place)
-        case Strategy.DUMP:  # a newcomer that has got its state by now may be the only one that holds it
+        case Strategy.DUMP:  # a newcomer that already has its state may be the only rank that holds it
             world.remove({*(rank for rank in found.lost if world.ranks[rank].empty), *found.unreachable})
         case _:
             pass
 
 
 def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool, renews: bool = False) -> None:
-    """Want new processes for those that have none, or for all; the others of a new world have their time anew.
+    """Request new processes for the ranks that have none, or for all ranks.
 
-    `everybody`: all ranks start without a state. `renews`: all ranks start and receive one.
+    In a new world, the deadlines of the other ranks start again. `everybody`: all ranks start without a state.
+    `renews`: all ranks start and receive a state.
     """
     dead = job.world.nodes.dead_nodes
     for rank, view in job.world.ranks.items():
@@ -224,7 +231,7 @@ def replace_lost(job: Job, now_s: float, *, everybody: bool, new_world: bool, re
 
 
 def fence(job: Job, now_s: float, causes: Mapping[JobRank, Cause]) -> None:
-    """Replace living processes, for these reasons."""
+    """Replace these living processes, for these reasons."""
     job.under_way.record.causes.update(causes)
     for rank in causes:
         job.world.replace(rank, now_s, joins=True)
@@ -235,7 +242,7 @@ def rearrange(
 ) -> Restarted | None:
     """Form another world although nothing has failed: nothing is charged, and no committed step is lost.
 
-    With `restart` all processes start anew: no other strategy is chosen from.
+    With `restart` all processes restart, and no other strategy is considered.
     """
     record = FaultRecord(now_s, job.step, causes=dict(causes))
     record.decision, record.attempts = Decision(strategy, restart, reason), 1
@@ -246,7 +253,7 @@ def rearrange(
 
 
 def _number(job: Job, now_s: float) -> None:
-    """Number the next world."""
+    """Give the next world its number."""
     nodes, membership = job.world.nodes, job.policy.membership
     job.under_way.unique = is_known(nodes, job.orders.term, 0, now_s, membership)
     job.world.generation += 1
@@ -254,37 +261,43 @@ def _number(job: Job, now_s: float) -> None:
 
 
 def start_cold(job: Job, now_s: float) -> Chosen:
-    """The same attempt goes on with new processes for those that were too warm: nothing is charged."""
+    """Continue the same attempt with new processes in place of the warm ones that failed.
+
+    Nothing is charged.
+    """
     replace_lost(job, now_s, everybody=False, new_world=False)
     return Kept()
 
 
 def renumber(job: Job, now_s: float) -> Kept:
-    """The same world under a number that no other manager can have given, since most nodes obey this one by now."""
+    """Give the same world a number that no other manager can have given.
+
+    By now most nodes obey this manager.
+    """
     _number(job, now_s)
     replace_lost(job, now_s, everybody=False, new_world=True)
     return Kept()
 
 
 def agree(job: Job, _now_s: float) -> None:
-    """The present world has come about."""
+    """Record that the present world was formed, with the holders of its places."""
     job.world.nodes.agreed = {place: job.world.nodes.holders[place] for place in job.world.places}
 
 
 def progress(job: Job, _now_s: float) -> None:
-    """Every rank has committed a step."""
+    """Report to the budget that every rank has committed a step."""
     if job.budget is not None:
         job.budget.progressed(job.world.common_step())
 
 
 def release(job: Job, _now_s: float) -> None:
-    """All ranks have finished and are let go. They may train another state then, from another step."""
+    """Release all ranks, which have finished. They may then train another state from another step."""
     job.world.release()
     job.comparison = StateComparison()
 
 
 def succeed(job: Job, now_s: float) -> None:
-    """Every rank has committed one more step, or all processes run: the fault is over."""
+    """End the fault: every rank has committed one more step, or all processes run."""
     record = job.under_way.record
     record.close(now_s, job.world.ranks)
     job.incident = None
@@ -306,8 +319,8 @@ def succeed(job: Job, now_s: float) -> None:
 
 
 def stop(job: Job, now_s: float, reason: str, exit_code: int = 1) -> None:
-    """The job ends."""
-    if exit_code and not job.case.open and job.ended():  # else a launcher ends its ranks: that needs no diagnosis
+    """End the job."""
+    if exit_code and not job.case.open and job.ended():  # otherwise a launcher ends its ranks: no diagnosis needed
         open_case(job, now_s)
     send(job, now_s, Order.STOP, reason=reason, exit_code=exit_code)
     job.out.append(JobEnded(reason, exit_code, job.record))

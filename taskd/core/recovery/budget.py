@@ -1,22 +1,23 @@
-"""Restarts: one count per job, and an end to faults that repeat without progress.
+"""Restart budget: one count per job, and an end to faults that repeat without progress.
 
 Rules:
 
-1. One recovery costs one restart, whatever number of ranks it replaces and whichever node they are on.
-2. For a rank that fails at the same step with the same cause `repeats` times, with no later step committed between, all
-   processes start anew. If it fails so `repeats` times more after such starts, it is a bug in the code and not a fault
-   of the machine: the job ends with that said, however large the budget is. An error of the script (`raised`) ends it
-   the first time: the same exception at the same line and step, of any rank, after a start of fresh processes. An
-   error that comes again after all ranks have loaded copies in new processes has all start anew, without copies.
-3. So is a start that fails: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before any
-   step was committed. Of one start they all count if they say exactly the same: a typo strikes every rank, and ends a
-   job of three ranks at once, while one flaky rank is started again. A script without the SDK commits nothing: for it,
-   only the early failures count. Where `--max_restarts` names a number, starts may fail as often as that allows, as
-   under torchrun: what all ranks miss (a mount, a server) may come.
-4. Which causes are the same, `causes.py` says.
-5. With a window, a restart counts until it is `window_s` old. Without one nothing is ever refilled.
-6. A new manager goes on with the count of the former one. The times are not known to it: what it takes over counts
-   as spent when it took over, so that losing the manager never gives restarts back.
+1. One recovery costs one restart, no matter how many ranks it replaces and on which nodes they are.
+2. A fault repeats if a rank fails at the same step with the same cause, and no later step was committed in between.
+   After `repeats` times, all processes restart. After `repeats` times more following such restarts, the fault is a bug
+   in the code, not in the machine. The job then ends with that reason, however large the budget is.
+   An error of the script (`raised`) ends the job the first time it repeats in restarted processes. It must be the same
+   exception at the same line and step, of any rank. If it repeats after all ranks have loaded copies in new
+   processes, all processes restart without copies.
+3. Failed starts are a bug too: `repeats` processes that ended by themselves, within `EARLY_S` of their start, before
+   any step was committed. Processes of one start all count if they report exactly the same error. So a typo, which
+   strikes every rank, ends a job of three ranks at once, while one flaky rank is started again.
+   A script without the SDK commits nothing, so only its early failures count. If `--max_restarts` names a number,
+   starts may fail as often as that allows, as under torchrun. A mount or a server that all ranks miss may still come.
+4. `causes.py` defines which causes are the same.
+5. With a window, a restart counts until it is `window_s` old. Without one, no restart is ever given back.
+6. A new manager continues the count of the former one. It does not know the times of those restarts, so they count as
+   spent at the takeover. The loss of a manager therefore never gives restarts back.
 """
 
 from dataclasses import dataclass, field, replace
@@ -30,35 +31,35 @@ EARLY_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What the budget counts by: where it struck and how."""
+    """Fault as the budget counts it: where it struck and how."""
 
     rank: JobRank
     step: int
     cause: Cause
     early: bool = False
-    """It ended by itself, soon after its start, before any rank had committed a step. Whose it was does not matter."""
+    """The process ended by itself, soon after its start, before any step was committed. Its rank does not matter."""
     raised: bool = False
-    """By an error of which nobody says that it may pass."""
+    """The fault is an error that is not known to be temporary."""
 
     @property
     def key(self) -> "Fault":
-        """By what it is the same as another: the script's own error may strike any rank."""
+        """Identity of the fault for counting. The script's own error may strike any rank, so the rank is left out."""
         return replace(self, rank=JobRank(-1)) if self.raised else self
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The answer to one fault. `reason` says why it was refused, or how much is left."""
+    """Answer to one request for a restart. `reason`: why it was refused, or how much is left."""
 
     granted: bool
     reason: str
     anew: str = ""
-    """Why all processes are to start anew, if they are: what keeps some of them has not helped."""
+    """Why all processes must restart, because keeping some of them has not helped; "" if they need not."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """How often a fault has struck without progress, and how often of these after a start of all processes."""
+    """Number of times that a fault struck without progress, and number of these after a restart of all processes."""
 
     times: int = 0
     anew: int = 0
@@ -66,18 +67,18 @@ class _Tally:
 
 @dataclass(slots=True)
 class Budget:
-    """The job's restarts, counted by the manager. `spent` are those that counted at the last charge."""
+    """Restarts of the job, counted by the manager. `spent`: restarts that counted at the last charge."""
 
     max_restarts: int = DEFAULT_MAX_RESTARTS
     repeats: int = 3
     window_s: float | None = None
-    """Only restarts of so many last seconds count; None counts all."""
+    """Age up to which restarts count, in seconds; None counts all."""
     spent: int = 0
     since_s: float = 0.0
-    """When a former manager's `spent` was taken over."""
+    """Time at which the `spent` of a former manager was taken over."""
     _seen: dict[Fault, _Tally] = field(default_factory=dict)
     _met: set[Fault] = field(default_factory=set)
-    """Faults that struck before all processes last started anew."""
+    """Faults that struck before the last restart of all processes."""
     _renewed: set[Fault] = field(default_factory=set)
     """Faults that struck before all ranks last got new processes from copies."""
     _times_s: list[float] = field(default_factory=list)
@@ -100,17 +101,17 @@ class Budget:
 
     @property
     def remembers(self) -> bool:
-        """Whether any fault may still be repeated: if none, progress changes nothing."""
+        """True if any recorded fault may still repeat. If none may, progress changes nothing."""
         return bool(self._seen)
 
     def progressed(self, step: int) -> None:
-        """Every rank has committed `step`: faults at earlier steps no longer count as repetitions."""
+        """Forget faults at earlier steps: every rank has committed `step`, so they no longer count as repetitions."""
         self._seen = {fault: tally for fault, tally in self._seen.items() if fault.step >= step}
         self._met &= self._seen.keys()
         self._renewed &= self._seen.keys()
 
     def restarted(self) -> None:
-        """All processes have started anew."""
+        """Record that all processes have restarted."""
         self._met = set(self._seen)
 
     def renewed(self) -> None:
@@ -118,7 +119,10 @@ class Budget:
         self._renewed = set(self._seen)
 
     def _repeated(self, faults: list[Fault]) -> tuple[str, str]:
-        """Count the faults. Why one of them is a bug in the job, and why all processes are to start anew; or ""."""
+        """Count the faults, and return two reasons: for the end of the job, and for a restart of all processes.
+
+        The first explains why one of the faults is a bug in the job. Each reason is "" if it does not apply.
+        """
         anew = ""
         different: dict[Fault, Fault] = {}
         for fault in faults:

@@ -1,11 +1,11 @@
-"""Of what a process has ended, or with what error it came out: as a value for decisions, with a text for people.
+"""Why a process ended, or the error it raised: a value for decisions, with a text for people.
 
 Rules:
 
-1. Causes are equal if their kind, their exit status and their detail are: what is told of them in words counts nowhere.
-2. The detail of an error is the error without what differs each time (`error_texts.py`): numbers, identifiers,
-   temporary names. `exact` keeps small numbers: an index or a rank may tell the errors of two ranks apart.
-3. What an error is about is read from it once, here: decisions are by the kind.
+1. Causes are equal if their kind, exit status, `raised` and detail are. Their texts for people never count.
+2. The detail of an error is its text without the parts that vary (`error_texts.py`): numbers, identifiers, temporary
+   names. `exact` keeps small numbers, because an index or a rank may distinguish the errors of two ranks.
+3. The kind of an error is read from its text once, here. Decisions use the kind.
 """
 
 from dataclasses import dataclass, field
@@ -18,51 +18,52 @@ from taskd.core.recovery.error_texts import without_long_numbers, without_what_v
 from taskd.wire.messages import RankStatus
 
 _OF_ITSELF: Final = -6
-"""SIGABRT. torch aborts a process now and then that leaves."""
+"""SIGABRT. torch sometimes aborts a process that exits."""
 _FROM_LAUNCHERS: Final = (-6, -15)
-"""What a launcher sends to the others when one has failed, or what comes of it."""
+"""Exit statuses that a launcher causes in the other processes when one has failed."""
 
 
 class CauseKind(Enum):
-    """What sort of cause it is."""
+    """Kind of a cause."""
 
     EXITED = "exited"  # with a status other than 0
     EXITED_EARLY = "exited early"  # with status 0, before the others
     SIGNALLED = "signalled"
-    CAME_OUT = "came out"  # of its collectives, with an error; the process lives
-    CUT_OFF = "cut off"  # the same with an error of a connection: perhaps a consequence of what has happened to a peer
-    DIAGNOSED = "diagnosed"  # by what is known of all ranks
-    NODE = "node"  # it was lost with its node, or moves from it
-    FENCED = "fenced"  # it was late
+    CAME_OUT = "came out"  # it left its collectives with an error; the process lives
+    CUT_OFF = "cut off"  # the same with an error of a connection, perhaps a consequence of a peer's failure
+    DIAGNOSED = "diagnosed"  # by the evidence of all ranks
+    NODE = "node"  # it was lost with its node, or moves to another one
+    FENCED = "fenced"  # it was late, and killed
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One rank's. `status` is that of its process, as Python's subprocess has it: negative for a signal.
+    """Why one rank failed.
 
-    `detail` tells it from others of its kind: an error, a diagnosis, what it was late for.
+    `status` is the exit status of its process as in Python's `subprocess`: negative for a signal. `detail` separates it
+    from other causes of its kind: an error, a diagnosis, or the deadline that was missed.
     """
 
     kind: CauseKind
     text: str = field(default="", compare=False)
     status: int | None = None
     raised: bool = False
-    """The process itself has said by what error it ends."""
+    """The process itself has reported the error that ended it."""
     detail: str = ""
     exact: str = field(default="", compare=False)
-    """The detail with the small numbers that the error names."""
+    """Detail with the small numbers of the error kept."""
     own: bool = field(default=False, compare=False)
-    """An error of the script, of which nobody knows that it may pass: no connection, no machine explains it."""
+    """The error is the script's own and not known to be temporary: no connection and no machine explains it."""
 
     @property
     def by_itself(self) -> bool:
-        """Nobody outside has ended the process."""
+        """True if nothing outside has ended the process."""
         return self.kind in (CauseKind.EXITED, CauseKind.EXITED_EARLY) or self.status == _OF_ITSELF
 
     @property
     def explains_itself(self) -> bool:
-        """A signal from outside, or for what the process itself has done. Else another rank may be at fault."""
+        """True for a signal from outside, or for the process's own act. Otherwise another rank may be at fault."""
         return self.kind is CauseKind.SIGNALLED and self.status not in _FROM_LAUNCHERS
 
 
@@ -73,7 +74,7 @@ UNKNOWN: Final = Cause(CauseKind.UNKNOWN)
 
 
 def of_report(report: RankStatus) -> Cause:
-    """That of a rank's process, by what its agent reports of it."""
+    """Return the cause for a rank, from its agent's report of the process."""
     status, text, error = report.status, report.cause, report.error
     detail, exact = without_what_varies(error), without_long_numbers(error)
     known = report.kind or of_a_connection(error) or classify(error, BUILT_IN)

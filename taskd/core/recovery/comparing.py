@@ -1,12 +1,12 @@
-"""Whether the ranks of each replica set still hold the same, by the digests that they report of some steps.
+"""Comparison of the states in each replica set, by the digests that its ranks report of some steps.
 
 Rules:
 
-1. A step is compared when every rank of the world has reported it. What a rank cannot read is not compared.
-2. Who differs from most of its set, more than half of it, is odd. Of two, or of halves, nobody can say who is right.
-3. What the ranks of a set hold differently from the beginning, each for itself, is no corruption: it is told once, and
-   not compared any more. (A script may give each rank an optimizer of its own.)
-4. A difference is told once, and again when other ranks differ, or after all were equal again.
+1. A step is compared when every rank of the world has reported it. Parts that a rank cannot read are not compared.
+2. A rank is odd if it differs from more than half of its set. In a set of two ranks, or of two halves, no rank is odd.
+3. A part in which each rank differs from the beginning is no corruption. The difference is reported once, and the part
+   is not compared any more. (A script may give each rank an optimizer of its own.)
+4. A difference is reported once. It is reported again when other ranks differ, or after all ranks were equal again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,36 +19,36 @@ from taskd.wire.state import StateDigest
 _PARTS: Final = ("weights", "optimizer")
 PART_NAMES: Final = {"weights": "parameters", "optimizer": "optimizer's state"}
 _MOST_STEPS: Final = 64
-"""That wait for some ranks."""
+"""Most steps that may wait for the digests of other ranks."""
 
 
 class StateSplit(NamedTuple):
-    """A replica set whose ranks do not hold the same."""
+    """Replica set whose ranks hold different states."""
 
     step: int
     key: str
     groups: tuple[tuple[JobRank, ...], ...]
-    """The ranks that are equal to one another; the largest group first."""
+    """Groups of ranks with equal states; the largest group first."""
     parts: tuple[str, ...]
-    """What differs, of `PART_NAMES`."""
+    """Parts that differ, from `PART_NAMES`."""
     equal_at: int = -1
-    """The newest step at which all were equal; -1 if that was never seen."""
+    """Newest step at which all ranks were equal; -1 if they were never seen to be."""
 
     @property
     def ranks(self) -> tuple[JobRank, ...]:
-        """All of the set."""
+        """All ranks of the set."""
         return tuple(sorted(rank for group in self.groups for rank in group))
 
     @property
     def odd(self) -> tuple[JobRank, ...]:
-        """Those that differ from most; none if there is no majority."""
+        """Ranks that differ from the majority; none if there is no majority."""
         if 2 * len(self.groups[0]) <= len(self.ranks):
             return ()
         return tuple(sorted(rank for group in self.groups[1:] for rank in group))
 
 
 class Compared(NamedTuple):
-    """What a comparison has found: sets that differ, and what was never equal (the key and the part of each)."""
+    """Result of a comparison: sets that differ, and the key and part of each state that was never equal."""
 
     splits: tuple[StateSplit, ...] = ()
     unequal: tuple[tuple[str, str], ...] = ()
@@ -56,30 +56,30 @@ class Compared(NamedTuple):
 
 @dataclass(slots=True)
 class StateComparison:
-    """The digests of the present world that wait for others, and what former ones have come to."""
+    """Digests of the present world that wait for other ranks, and the results of former comparisons."""
 
     generation: int = -1
     verified: int = -1
-    """The newest step of this world at which the ranks of all sets were equal; -1 without one."""
+    """Newest step of this world at which the ranks of every set were equal; -1 without one."""
     compared: int = -1
-    """The newest step of this world that was compared."""
+    """Newest step of this world that was compared."""
     vain: bool = False
-    """Some ranks report nothing: that was told."""
+    """Some ranks report no digests, which was reported."""
     alone: bool = False
-    """No rank has a replica: that was told."""
+    """No rank has a replica, which was reported."""
     _heard: dict[int, dict[JobRank, StateDigest]] = field(default_factory=dict)
     _equal: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By set and part the newest step at which all were equal."""
+    """Newest step at which all ranks were equal, by set and part."""
     _unequal: set[tuple[str, str]] = field(default_factory=set)
     _told: dict[str, tuple[tuple[JobRank, ...], ...]] = field(default_factory=dict)
 
     def begin(self, generation: int) -> None:
-        """Another world: what was heard in the former one is not compared with what is heard in this."""
+        """Begin another world: its digests are not compared with those of the former one."""
         self.generation, self.verified, self.compared = generation, -1, -1
         self._heard.clear()
 
     def hear(self, rank: JobRank, digests: Iterable[StateDigest]) -> None:
-        """A rank of the present world has reported these."""
+        """Record digests that a rank of the present world has reported."""
         for digest in digests:
             if digest.step > self.compared:
                 self._heard.setdefault(digest.step, {})[rank] = digest
@@ -87,7 +87,10 @@ class StateComparison:
             del self._heard[min(self._heard)]
 
     def waits_in_vain(self, members: Iterable[JobRank]) -> list[JobRank]:
-        """Who has reported none of many steps that others have; told once."""
+        """Return the ranks that have reported no digests while others reported `_MOST_STEPS` steps.
+
+        Only the first such call returns them; later calls return none.
+        """
         if self.vain or len(self._heard) < _MOST_STEPS:
             return []
         self.vain = True
@@ -95,11 +98,11 @@ class StateComparison:
         return [rank for rank in members if rank not in heard]
 
     def complete(self, world_size: int) -> bool:
-        """Whether a step can be compared: all ranks have reported it."""
+        """Return whether a step can be compared, because all ranks have reported it."""
         return any(len(known) >= world_size for known in self._heard.values())
 
     def compare(self, sets: Mapping[JobRank, str | None]) -> Compared:
-        """Compare the steps that all have reported; `sets` has the key of each rank's replica set."""
+        """Compare the steps that all ranks have reported. `sets`: the key of each rank's replica set."""
         found = Compared()
         for step in sorted(step for step, known in self._heard.items() if len(known) >= len(sets)):
             found = self._compare(step, sets, found)
@@ -133,7 +136,10 @@ class StateComparison:
     def _differs(
         self, step: int, key: str, part: str, digests: Mapping[JobRank, StateDigest], unequal: list[tuple[str, str]]
     ) -> bool:
-        """Whether a part that was equal is no more, or is in most ranks; `unequal` gets what never was."""
+        """Return whether a part differs that was equal before, or that a majority holds alike.
+
+        A part that was never equal is added to `unequal` instead.
+        """
         groups, known = _groups(digests, (part,)), (key, part)
         if len(groups) < 2:
             if groups and len(groups[0]) > 1:
@@ -147,7 +153,10 @@ class StateComparison:
 
 
 def _groups(digests: Mapping[JobRank, StateDigest], parts: Iterable[str]) -> tuple[tuple[JobRank, ...], ...]:
-    """The ranks that hold the same of these parts; the largest group first. Who cannot read one of them is left out."""
+    """Group the ranks that hold the same of these parts; the largest group first.
+
+    Ranks that cannot read one of the parts are left out.
+    """
     by_value: dict[tuple[str, ...], list[JobRank]] = {}
     for rank, digest in sorted(digests.items()):
         value = tuple(getattr(digest, part) for part in parts)

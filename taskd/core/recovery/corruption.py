@@ -1,14 +1,14 @@
-"""Silent data corruption: what ranks report of their states is compared, and what comes of a difference.
+"""Silent data corruption: states that ranks report are compared, and a difference leads to a report or a recovery.
 
 Rules:
 
-1. A difference is reported, with the ranks that are odd. If the job wants it, the odd ones are replaced: their new
-   processes get the state of the others, and they themselves give nothing away.
-2. If all ranks may have copies of a step at which all states were equal, all go back to it instead: what an odd rank
-   has done to the others' gradients is undone too. Else it stays.
-3. Without a majority nobody is replaced. With such copies all go back to them, both that differ among them.
-4. What was never seen to be equal may be the script's own doing, and is only reported; so is what is found when no
-   restart is left.
+1. A difference is reported, with the ranks that are odd. If the job allows it, the odd ranks are replaced. Their new
+   processes receive the state of the others, and the odd ranks give their state to no one.
+2. If all ranks may have copies of a step at which all states were equal, all go back to that step instead. This also
+   undoes the effect of an odd rank on the gradients of the others. Without such copies, that effect stays.
+3. Without a majority no rank is replaced. If there are such copies, all ranks go back to them, also those that differ.
+4. A part that was never seen to be equal may differ by the script's design, and is only reported. A difference that is
+   found when no restart is left is only reported too.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _INSIDE: Final = (Stage.TRAINING, Stage.RESTORED, Stage.COMMITTED, Stage.FINISHE
 
 
 def note_digests(job: "Job", phase: Phase, status: NodeStatus, now_s: float) -> Corrupted | None:
-    """What the ranks of a node report of their states; the event, if something is to be done about it."""
+    """Compare the digests that the ranks of a node report. Return an event if a difference must be recovered from."""
     reported = [one for one in status.ranks if one.digests]
     if not reported or phase in (Phase.FORMING, Phase.FINISHING, Phase.STOPPED):
         return None
@@ -64,7 +64,7 @@ def note_digests(job: "Job", phase: Phase, status: NodeStatus, now_s: float) -> 
 
 
 def _act(job: "Job", phase: Phase, splits: Sequence[StateSplit], now_s: float) -> Corrupted | None:
-    """Report each; the event for the first about which something is to be done."""
+    """Report each difference, up to the first that must be recovered from; return the event for that one."""
     for split in splits:
         copied = all(view.replicas is not None and view.replicas.backs_up for view in job.world.ranks.values())
         verified = job.comparison.verified if copied else -1
@@ -72,7 +72,7 @@ def _act(job: "Job", phase: Phase, splits: Sequence[StateSplit], now_s: float) -
         diagnosis = _diagnosis(job, split, refusal)
         if not refusal:
             return Corrupted(diagnosis, split.odd, verified)
-        if job.case.open:  # of a fault that is under way
+        if job.case.open:  # it belongs to the fault under way
             job.out.append(Note(diagnosis.sentence, warns=True))
             continue
         open_case(job, now_s)
@@ -82,7 +82,7 @@ def _act(job: "Job", phase: Phase, splits: Sequence[StateSplit], now_s: float) -
 
 
 def _refusal(job: "Job", phase: Phase, split: StateSplit, verified: int) -> str:
-    """Why the difference is only reported; "" if something is done about it."""
+    """Return why the difference is only reported; "" if a recovery follows."""
     budget = job.budget
     if not job.policy.strategies.replace_corrupted:
         return "nobody is replaced for it (TASKD_CORRUPTION_RECOVERY is off)"
@@ -127,7 +127,7 @@ def _evidence(job: "Job", ranks: Sequence["JobRank"]) -> "dict[JobRank, Evidence
 
 
 def accuse(job: "Job", now_s: float, found: Corrupted) -> None:
-    """A fault begins, and is explained: the odd ones are replaced."""
+    """Open a fault that its diagnosis explains, and replace the odd ranks."""
     take_up(job, now_s, explained=True)
     job.case.reported = found.diagnosis.kind, found.diagnosis.culprits
     ranks = tuple(fact.rank for fact in found.diagnosis.facts)

@@ -1,12 +1,12 @@
-"""The text of an error without what differs each time: by this the same error is known again.
+"""Error texts without the parts that vary, by which the same error is recognized again.
 
 Rules:
 
-1. The place where an error was raised (`file:line in function`) stays: two lines are two errors. Temporary names in it
-   do not count.
-2. In the message no number counts, however it is written, nor any word with a digit in it: process ids, ports, times,
-   shapes, generations, request ids. A list of numbers is as good as one number.
-3. Names that `tempfile` and `mktemp` make, and the first name in a folder of temporary files, do not count.
+1. The place where an error was raised (`file:line in function`) stays: errors at two lines are two errors. Temporary
+   names in the place do not count.
+2. In the message, no number counts, however it is written. No word with a digit counts either: process ids, ports,
+   times, shapes, generations, request ids. A list of numbers is treated as one number.
+3. Names that `tempfile` and `mktemp` make do not count. The first name in a folder of temporary files does not either.
 """
 
 import re
@@ -24,7 +24,7 @@ _RUN: Final = re.compile(r"[+-]?#(?:[\s.,:;/x×+-]*#)*")
 
 
 def without_what_varies(error: str) -> str:
-    """The error with a `#` for each thing that does not count."""
+    """Return the error with a `#` in place of each part that does not count."""
     place = _PLACE.match(error)
     end = place.end() if place is not None else 0
     message = _UUID.sub("#", _without_temporary(error[end:]))
@@ -32,7 +32,7 @@ def without_what_varies(error: str) -> str:
 
 
 def without_long_numbers(error: str) -> str:
-    """The error with a `#` for each address and each number of four digits or more."""
+    """Return the error with a `#` in place of each address and each number of four digits or more."""
     return _LONG.sub("#", error)
 
 

@@ -1,4 +1,4 @@
-"""What may happen to a job. Each event carries its own subject: a rank of the job, or a place, which is a node's.
+"""Events of a job. Each event carries its own subject: a rank of the job, or the place of a node.
 
 A report of a stage is an event. Several stages may be the same event.
 """
@@ -14,9 +14,9 @@ from taskd.wire.messages import Ledger, Stage
 
 
 class Event(Enum):
-    """The names of the events."""
+    """Names of the events."""
 
-    __hash__ = object.__hash__  # the default calls Python code, and members are what they are by identity
+    __hash__ = object.__hash__  # the default runs Python code, and members are compared by identity
 
     FORMED = "formed"
     LOST = "lost"
@@ -47,14 +47,14 @@ class Event(Enum):
 
 
 class Formed(Struct, frozen=True):
-    """Enough nodes have reported: the job is there. `ledger` is a former manager's, if there was one."""
+    """Enough nodes have reported, and the job begins. `ledger`: that of a former manager, if there was one."""
 
     kind: ClassVar[Event] = Event.FORMED
     ledger: Ledger | None
 
 
 class Lost(Struct, frozen=True):
-    """A rank's process has ended, other than with status 0."""
+    """A rank's process has ended with a status other than 0."""
 
     kind: ClassVar[Event] = Event.LOST
     rank: JobRank
@@ -82,7 +82,7 @@ class Joined(Struct, frozen=True):
 
 
 class Restored(Struct, frozen=True):
-    """A rank holds the state to go on with."""
+    """A rank holds the state from which training resumes."""
 
     kind: ClassVar[Event] = Event.RESTORED
     rank: JobRank
@@ -138,7 +138,7 @@ class Candidate(Struct, frozen=True):
 
 
 class Drained(Struct, frozen=True):
-    """A node is to be emptied: an operator wants it so, or it is slow."""
+    """A node must be emptied, because an operator requests it or the node is slow."""
 
     kind: ClassVar[Event] = Event.DRAINED
     place: NodeRank
@@ -146,16 +146,16 @@ class Drained(Struct, frozen=True):
 
 
 class Hung(Struct, frozen=True):
-    """No progress for longer than the job's rhythm explains."""
+    """The job has made no progress for longer than its rhythm explains."""
 
     kind: ClassVar[Event] = Event.HUNG
 
 
 class Corrupted(Struct, frozen=True):
-    """The states of replicas differ, and something is to be done about it.
+    """The states of replicas differ, and a recovery must follow.
 
-    `odd` are replaced: none where it cannot be told who is right. `verified`: the newest step at which all were equal,
-    if all may have copies of it; else -1.
+    `odd`: ranks to replace; none if it cannot be decided which state is right. `verified`: the newest step at which all
+    states were equal, if all ranks may have copies of it; else -1.
     """
 
     kind: ClassVar[Event] = Event.CORRUPTED
@@ -165,7 +165,7 @@ class Corrupted(Struct, frozen=True):
 
 
 class RestartAsked(Struct, frozen=True):
-    """A rank asks that all processes start anew, although nothing has failed."""
+    """A rank requests a restart of all processes, although nothing has failed."""
 
     kind: ClassVar[Event] = Event.RESTART_ASKED
     rank: JobRank
@@ -173,57 +173,57 @@ class RestartAsked(Struct, frozen=True):
 
 
 class Answered(Struct, frozen=True):
-    """All that were probed have answered."""
+    """All agents that were probed have answered."""
 
     kind: ClassVar[Event] = Event.ANSWERED
 
 
 class Echoed(Struct, frozen=True):
-    """Perhaps enough nodes have said that they know of the next world."""
+    """Enough nodes may have reported that they know the next world."""
 
     kind: ClassVar[Event] = Event.ECHOED
 
 
 class Overtaken(Struct, frozen=True):
-    """An agent carries a newer world, or one that another has planned: the job has gone on without this manager."""
+    """An agent carries a newer world, or one that another manager has planned: the job went on without this manager."""
 
     kind: ClassVar[Event] = Event.OVERTAKEN
     place: NodeRank
 
 
 class Isolated(Struct, frozen=True):
-    """A node is lost, and too few others were heard for too long."""
+    """A node is lost, and too few other nodes have reported for too long."""
 
     kind: ClassVar[Event] = Event.ISOLATED
     reason: str
 
 
 class Expired(Struct, frozen=True):
-    """The phase has lasted for as long as it may."""
+    """The phase has reached its deadline."""
 
     kind: ClassVar[Event] = Event.EXPIRED
 
 
 class Kept(Struct, frozen=True):
-    """The strategy that was chosen keeps the processes that live."""
+    """The chosen strategy keeps the living processes."""
 
     kind: ClassVar[Event] = Event.KEPT
 
 
 class Restarted(Struct, frozen=True):
-    """The strategy that was chosen starts all processes anew."""
+    """The chosen strategy restarts all processes."""
 
     kind: ClassVar[Event] = Event.RESTARTED
 
 
 class Undecided(Struct, frozen=True):
-    """Too few nodes are heard to choose a strategy."""
+    """Too few nodes report to choose a strategy."""
 
     kind: ClassVar[Event] = Event.UNDECIDED
 
 
 class Refused(Struct, frozen=True):
-    """The fault is not recovered from: why."""
+    """The job does not recover from the fault, for this reason."""
 
     kind: ClassVar[Event] = Event.REFUSED
     reason: str

@@ -1,6 +1,6 @@
-"""Places given and taken: effects on the nodes of a job.
+"""Effects that give places to nodes and take places from them.
 
-A place is given to a node that waits; if none does the cluster is asked for one.
+A vacant place is given to a node that waits. If none waits, the cluster is asked for one.
 """
 
 from collections.abc import Collection
@@ -36,7 +36,7 @@ def fill(job: "Job", now_s: float) -> None:
 
 
 def give(job: "Job", now_s: float, place: NodeRank, agent_id: str) -> None:
-    """A place, and new processes for its ranks, to another node."""
+    """Give a place to another node and restart its ranks there."""
     host = job.world.nodes.candidates[agent_id].status.host or agent_id
     job.world.nodes.assign(place, agent_id)
     joins = job.record is None or not job.record.decision.restart
@@ -46,7 +46,7 @@ def give(job: "Job", now_s: float, place: NodeRank, agent_id: str) -> None:
 
 
 def exclude(world: World, place: NodeRank) -> None:
-    """Take a place from a node that gets none any more."""
+    """Take a place from its node, which gets no place any more."""
     world.nodes.excluded.add(world.nodes.holders[place])
     world.nodes.dead_nodes.add(place)
     world.nodes.demote(place)
@@ -54,14 +54,14 @@ def exclude(world: World, place: NodeRank) -> None:
 
 
 def move(job: "Job", now_s: float, place: NodeRank, agent_id: str) -> None:
-    """A drained node gives its place to another one."""
+    """Give the place of a drained node to another node."""
     job.world.nodes.excluded.add(job.world.nodes.holders[place])
     give(job, now_s, place, agent_id)
     job.under_way.record.milestones.replaced_s = None
 
 
 def come_back(job: "Job", now_s: float, places: Collection[NodeRank]) -> None:
-    """These places were absent from the world, and nodes wait for them."""
+    """Give places that were absent from the world to nodes that wait for them."""
     for place in places:
         agent_id = job.world.nodes.candidate_for(place)
         if agent_id is not None:
@@ -70,13 +70,13 @@ def come_back(job: "Job", now_s: float, places: Collection[NodeRank]) -> None:
 
 
 def mark_dead(job: "Job", _now_s: float, place: NodeRank, text: str) -> NodeLost | None:
-    """A node is gone; with a text it is lost to the job, too."""
+    """Mark a node as gone. With a `text`, return the event that the job has lost it."""
     job.world.nodes.dead_nodes.add(place)
     return NodeLost(place, text) if text else None
 
 
 def count_as_exited(job: "Job", _now_s: float, place: NodeRank) -> Exited | None:
-    """Mark the ranks of a node as exited that has stopped, and whose last report is missing."""
+    """Mark the ranks of a stopped node as exited, because the node's last report is missing."""
     left = [rank for rank in job.world.on_node(place) if not job.world.ranks[rank].gone]
     for rank in left:
         view = job.world.ranks[rank]
@@ -86,18 +86,18 @@ def count_as_exited(job: "Job", _now_s: float, place: NodeRank) -> Exited | None
 
 
 def hold_back(job: "Job", _now_s: float, place: NodeRank, text: str) -> None:
-    """Do nothing about a lost node yet."""
+    """Postpone the recovery from a lost node, because too few nodes report."""
     job.absence.held.add(place)
     job.out.append(Note(f"{text}; too few nodes are heard to go on without it: waiting for more"))
 
 
 def let_go(job: "Job", _now_s: float, place: NodeRank) -> None:
-    """A lost node is given up."""
+    """Give up a lost node, which is no longer held back."""
     job.absence.held.discard(place)
 
 
 def follow(job: "Job", now_s: float) -> None:
-    """The agents know a newer world than this manager: what they carry is the truth."""
+    """Adopt the newer world that the agents carry."""
     job.incident = None
     forget_paces(job.pace)
     for node in job.world.nodes.by_place.values():

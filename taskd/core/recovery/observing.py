@@ -1,4 +1,4 @@
-"""What is heard of the ranks beside their stages: how far and how fast they are, and what evidence there is of them."""
+"""Reports of ranks beside their stages: their progress, their speed, and the evidence of their processes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,13 +15,13 @@ from taskd.wire.messages import NodeStatus
 
 
 def note_progress(job: Job, phase: Phase, status: NodeStatus, place: NodeRank, now_s: float) -> None:
-    """How far the ranks of a node are, and how fast."""
+    """Record how far the ranks of a node are, and how fast."""
     if phase not in (Phase.RUNNING, Phase.SUSPECTING):
         return
     case, watch = job.case, job.case.watch
     watch.progress(place, status.progress, now_s)
     step = status.progress.step if status.progress is not None else -1
-    if case.open and job.record is None and step > case.opened_at + STEPS_AHEAD:  # who reported an error lives
+    if case.open and job.record is None and step > case.opened_at + STEPS_AHEAD:  # the failed rank lives
         close_case(job)
         watch.close()
     job.step = max(job.step, step)
@@ -42,7 +42,7 @@ def _note_end_of_doubt(job: Job, now_s: float) -> None:
 def note_evidence(
     job: Job, phase: Phase, agent_id: str, probe: int, evidence: Mapping[JobRank, Evidence], now_s: float
 ) -> None:
-    """What an agent knows of its processes. What it says of ranks that are not its own is passed over."""
+    """Record an agent's evidence of its processes. Evidence of ranks that are not its own is ignored."""
     places, case = job.world.nodes.known_places(agent_id), job.case
     if not places:
         return
@@ -54,7 +54,7 @@ def note_evidence(
         note_not_finite(job, now_s, seen)
     live = phase in LIVE
     if phase is Phase.RESUMING and case.watch.hang is not None:
-        return  # asked about the new world: what the fault was is known
+        return  # the probe concerned the new world; the fault is known
     if case.open and (job.record is not None or case.reported is None):
         report_diagnosis(job, now_s, live=live)
     elif not case.open and live and case.watch.hang is None:
@@ -62,12 +62,15 @@ def note_evidence(
 
 
 def _on_node(known: Evidence, place: NodeRank) -> Evidence:
-    """The evidence of a rank of this place, which its agent may not know or say."""
+    """Return the evidence of a rank with its place, which its agent may not know or report."""
     return known if known.node == place else replace(known, node=place)
 
 
 def restart_asked(job: Job) -> RestartAsked | None:
-    """The first living rank that asks for a start of all processes, if whoever started them lets this job do that."""
+    """Return the first living rank's request for a restart of all processes; None without one.
+
+    Requests of ended processes are dropped. All are dropped if the launcher does not let this job restart processes.
+    """
     for rank in sorted(job.world.asking):
         view = job.world.ranks.get(rank)
         known = view.known if view is not None and not view.gone else None
@@ -78,7 +81,7 @@ def restart_asked(job: Job) -> RestartAsked | None:
 
 
 def _note_own_error(job: Job, now_s: float) -> None:
-    """A rank says what it dies of: that is known before it is dead."""
+    """Report the error that a dying rank has reported of itself."""
     diagnosis = job.case.watch.diagnosis(job.world.ranks, now_s)
     if diagnosis is not None and diagnosis.kind in OWN_ERRORS:
         open_case(job, now_s)

@@ -1,9 +1,9 @@
-"""The phases of a job. Each holds what only it needs, and is replaced as a whole.
+"""Phases of a job. Each phase holds only its own data, and is replaced as a whole.
 
 Rules:
 
-1. Data only. `table.py` says which event leads from which phase to which, and `handlers/` what is done.
-2. All times are seconds on the manager's clock. `since_s` is when the phase was entered.
+1. The phases are data only. `table.py` lists which event leads from which phase to which. `handlers/` decides.
+2. All times are seconds on the manager's clock. `since_s` is the time at which the phase was entered.
 """
 
 from collections.abc import Mapping
@@ -17,9 +17,9 @@ from taskd.wire.kinds import JobRank, NodeRank
 
 
 class Phase(Enum):
-    """The names of the phases."""
+    """Names of the phases."""
 
-    __hash__ = object.__hash__  # the default calls Python code, and members are what they are by identity
+    __hash__ = object.__hash__  # the default runs Python code, and members are compared by identity
 
     FORMING = "forming"
     RUNNING = "running"
@@ -44,7 +44,7 @@ class Forming:
     kind: ClassVar[Phase] = Phase.FORMING
     since_s: float = 0.0
     told: bool = False
-    """The operator knows that nodes are missing."""
+    """The operator has been warned that nodes are missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Strayed:
-    """A rank came out of its collectives, or failed early: news that explains it is awaited until `until_s`."""
+    """A rank left its collectives, or failed early. News that explains it is awaited until `until_s`."""
 
     kind: ClassVar[Phase] = Phase.STRAYED
     since_s: float
@@ -66,7 +66,7 @@ class Strayed:
 
 @dataclass(frozen=True, slots=True)
 class Suspecting:
-    """The job makes no progress: every rank is probed, and the answers are awaited until `until_s`."""
+    """The job makes no progress. Every rank is probed, and the answers are awaited until `until_s`."""
 
     kind: ClassVar[Phase] = Phase.SUSPECTING
     since_s: float
@@ -75,7 +75,7 @@ class Suspecting:
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """A strategy is being chosen. No report is taken in meanwhile."""
+    """A strategy is being chosen. No report is processed meanwhile."""
 
     kind: ClassVar[Phase] = Phase.CHOOSING
     since_s: float
@@ -83,7 +83,7 @@ class Choosing:
 
 @dataclass(frozen=True, slots=True)
 class AwaitingQuorum:
-    """Too few nodes are heard to choose a strategy; what happens until enough are belongs to the same fault."""
+    """Too few nodes report to choose a strategy. Until enough do, all losses belong to the same fault."""
 
     kind: ClassVar[Phase] = Phase.AWAITING_QUORUM
     since_s: float
@@ -91,32 +91,32 @@ class AwaitingQuorum:
 
 @dataclass(frozen=True, slots=True)
 class Rearranging:
-    """Nothing has failed, and another world is wanted: the ranks pause at the end of their step."""
+    """Nothing has failed, but another world is wanted. The ranks pause at the end of their step."""
 
     kind: ClassVar[Phase] = Phase.REARRANGING
     since_s: float
     drained: NodeRank | None = None
-    """A place that is given to another node as soon as all have paused."""
+    """Place that is given to another node as soon as all ranks have paused."""
     first_out_s: float | None = None
-    """When the first rank had paused."""
+    """Time at which the first rank had paused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """Survivors leave their collectives, new processes start."""
+    """Survivors leave their collectives, and new processes start."""
 
     kind: ClassVar[Phase] = Phase.PAUSING
     since_s: float
     drained: NodeRank | None = None
     probed_s: float | None = None
-    """When the late ones were probed, if the answers are awaited."""
+    """Time at which the late ranks were probed, while the answers are awaited."""
     spared: Mapping[JobRank, float] = field(default_factory=dict)
-    """Late ranks with a good reason, and until when they are waited for before they are probed again."""
+    """Late ranks with a good reason, and the time until which each is waited for before the next probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announcing:
-    """All have paused. Enough nodes of the last world have to know of the next one before it is built."""
+    """All ranks have paused. Enough nodes of the last world must know the next one before it is built."""
 
     kind: ClassVar[Phase] = Phase.ANNOUNCING
     since_s: float
@@ -124,7 +124,10 @@ class Announcing:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """Groups are formed and state is restored, until `until_s`. `strayed`: a rank came out, and that ends it sooner."""
+    """Groups are formed and state is restored, until `until_s`.
+
+    `strayed`: a rank left the new world, which ends the phase sooner.
+    """
 
     kind: ClassVar[Phase] = Phase.JOINING
     since_s: float
@@ -134,20 +137,20 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class Resuming:
-    """The first step of the new world, until `until_s`. `strayed` as above."""
+    """The first step of the new world, until `until_s`. `strayed`: as in `Joining`."""
 
     kind: ClassVar[Phase] = Phase.RESUMING
     since_s: float
     until_s: float
     strayed: bool = False
     looks_s: float = inf
-    """When the ranks are asked what they wait in, or their answers are looked at."""
+    """Time of the next probe for the collectives that ranks wait in, or of the check of the answers."""
     asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Restarting:
-    """All processes start anew. They meet at the same place, whenever they start."""
+    """All processes restart. They meet at the same rendezvous, whenever they start."""
 
     kind: ClassVar[Phase] = Phase.RESTARTING
     since_s: float
@@ -156,9 +159,9 @@ class Restarting:
 
 @dataclass(frozen=True, slots=True)
 class Finishing:
-    """Every rank has finished and was let go: processes end, or come back.
+    """Every rank has finished and was released. Processes end, or call another resilient function.
 
-    `until_s`: one was lost, and until then it is waited for the others to be inside again.
+    `until_s`: a process was lost, and until then the others may enter a resilient function again.
     """
 
     kind: ClassVar[Phase] = Phase.FINISHING

@@ -1,4 +1,4 @@
-"""The plan of the next world, and the milestones on the way to it."""
+"""Plan of the next world, and milestones on the way to it."""
 
 from collections.abc import Mapping
 
@@ -21,24 +21,27 @@ from taskd.wire.text import line
 
 
 def mark(job: Job, now_s: float, milestone: str) -> None:
-    """All have reached a milestone of the record."""
+    """Record the time at which all ranks reached a milestone."""
     setattr(job.under_way.record.milestones, milestone, now_s)
 
 
 def note(job: Job, _now_s: float, text: Note) -> None:
-    """Tell the operator."""
+    """Send a note to the operator."""
     job.out.append(text)
 
 
 def announced(job: Job, now_s: float) -> Echoed:
-    """The next world was announced by the order to pause: who is known to know of it by now?"""
+    """Record the agents that know the next world, which the order to pause has announced."""
     known = quorum.echoes(job.world.nodes, job.orders.term, job.world.generation, now_s, job.policy.membership)
     job.under_way.echoes = {status.agent_id for status in known}
     return Echoed()
 
 
 def echoes(job: Job, status: NodeStatus) -> bool:
-    """Whether, with this report, enough nodes may know of the next world. The whole question takes longer."""
+    """Record a report, and return whether enough nodes may know the next world now.
+
+    This is a fast first check. The full check (`quorum.is_known`) takes longer.
+    """
     known, most = job.under_way.echoes, len(job.world.nodes.agreed)
     few = 2 * len(known) < most  # else no more names are needed
     if few and status.ledger.term == job.orders.term and status.generation >= job.world.generation:
@@ -47,7 +50,7 @@ def echoes(job: Job, status: NodeStatus) -> bool:
 
 
 def plan_of(job: Job) -> Restore | None:
-    """Which step all resume at, and who gives its state to whom; None if that cannot be."""
+    """Plan the step at which all ranks resume, and the transfers of state; None if there is no way."""
     held = {rank: view.status for rank, view in job.world.ranks.items() if view.status is not None}
     for rank in {status.distrusts for status in held.values() if status.distrusts != NOBODY} & held.keys():
         held[rank] = replace(held[rank], condition=Condition.TORN, copies=())
@@ -56,9 +59,10 @@ def plan_of(job: Job) -> Restore | None:
 
 
 def _plan_behind(job: Job, held: Mapping[JobRank, RankStatus], sets: Mapping[JobRank, str | None]) -> Restore | None:
-    """Plan a fault behind the training function: it is called again at an earlier step, so that its loop runs.
+    """Plan the recovery from a fault after the training function had returned.
 
-    None if a process has a state, or no copy of an earlier step is known.
+    The function is called again at an earlier step, at which its loop still runs. Returns None if the fault is another
+    one, if a process has a state, or if no copy of an earlier step is known.
     """
     last = max(job.step, job.under_way.record.step)
     if not job.under_way.over or any(status.condition is not Condition.EMPTY for status in held.values()):
@@ -73,7 +77,10 @@ def _plan_behind(job: Job, held: Mapping[JobRank, RankStatus], sets: Mapping[Job
 def _plan_of_verified(
     job: Job, held: Mapping[JobRank, RankStatus], sets: Mapping[JobRank, str | None]
 ) -> Restore | None:
-    """All go back to copies of a step at which the states of all replicas were equal; None if nothing asks for it."""
+    """Plan the return to copies of a step at which the states of all replicas were equal.
+
+    Returns None if the fault does not require it, or if there are no such copies.
+    """
     newest = job.under_way.verified
     if newest < 0:
         return None
@@ -90,12 +97,12 @@ def _plan_of_verified(
 
 
 def store_host(world: World) -> NodeStatus:
-    """The node whose agent serves the next world's store: the first of the world that lives."""
+    """Return the node whose agent serves the next world's store: the first living one of the world."""
     return world.nodes.by_place[min(place for place in world.places if place not in world.nodes.dead_nodes)].status
 
 
 def meeting_of(world: World) -> Rendezvous:
-    """The store at which the processes of a world that starts anew meet; none if no node lives."""
+    """Return the store at which the processes of a restarted world meet; `NOWHERE` if no node lives."""
     if set(world.places) <= world.nodes.dead_nodes:
         return NOWHERE
     host = store_host(world)
@@ -103,7 +110,7 @@ def meeting_of(world: World) -> Rendezvous:
 
 
 def plan_world(job: Job, now_s: float, restore: Restore) -> None:
-    """Have all ranks build the next world."""
+    """Plan the next world, and order all ranks to build it."""
     record, policy = job.under_way.record, job.policy
     host, members = store_host(job.world), job.world.members
     at = {rank: WorldRank(index) for index, rank in enumerate(members)}
@@ -116,7 +123,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         text = f"the training function had returned, and is called again at step {restore.target_step}"
         more = "values that it collects outside of the TrainState are collected from that step on"
         job.out.append(Note(f"{text}: {more}", warns=True))
-    if restore.loads or restore.saved:  # who has gone further goes back
+    if restore.loads or restore.saved:  # ranks that have gone further go back
         redone = max(redone, max(record.step, job.step) - restore.target_step)
         job.step = restore.target_step
     record.resumption = Resumption(restore.target_step, redone)
@@ -139,7 +146,7 @@ def plan_world(job: Job, now_s: float, restore: Restore) -> None:
         timeout_s=policy.deadlines.join_s,
         members=() if members == tuple(range(len(members))) else members,
         replicas=policy.world_size,
-        dump=line(record.reason) if dumps else "",  # with a text it is one
+        dump=line(record.reason) if dumps else "",  # a text makes the plan a dump
         dump_to=policy.strategies.dump_to if dumps else b"",
     )
     send(job, now_s, Order.JOIN, plan)

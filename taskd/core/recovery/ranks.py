@@ -1,22 +1,23 @@
-"""Which step every rank resumes at, and who gives state to whom.
+"""Restore plan: the step at which every rank resumes, and the donor of each rank that receives state.
 
 Rules:
 
-1. Ranks with the same key form a replica set: they hold the same state, and give it to each other alone. In plain data
-   parallelism there is one set, and its key is empty.
-2. The target is the newest committed step at which every set has a holder: a rank that is clean there, or one that has
-   stepped exactly once since the step before. If there is none, it is the newest such step that nobody has committed.
+1. Ranks with the same key form a replica set. They hold the same state, and give it only to each other. Plain data
+   parallelism has one set, and its key is empty.
+2. The target is the newest committed step at which every set has a holder. A holder is clean there, or has stepped
+   exactly once since the step before. If there is none, the target is the newest such step that no rank has committed.
 3. A rank that is clean at the target keeps its state. In a set without one, the ranks that have stepped count that step
-   as done (`adopt`). All others receive, from one donor of their set.
+   as done (`adopt`). All other ranks receive, from one donor of their set.
 4. If there is no such step, all go back to the newest step at which every set has a holder or a copy. Steps at which
-   every rank has its data position come first. In a set without a holder, each rank loads the copy of its own state
-   and sends it to the ranks that have copied their position only.
+   every rank has its data position come first. In a set without a holder, each rank loads the copy of its own state.
+   It sends that state to the ranks that have copied only their position.
 5. A rank whose state differs from that of its replicas (`Unshared`) needs its own copy. If it has none, BatchNorm's
-   statistics are given up; any other such state makes the plan impossible.
-6. If work behind the commit of the target step was interrupted on a living rank, all go back to copies of an earlier
-   step, if there are any, and do it again.
-7. If there is none, all go back to the newest checkpoint that any of them knows the job to have written.
-8. Without that there is no plan: only what the script has kept itself can bring the state back.
+   statistics are given up. Any other such state makes the plan impossible.
+6. If work after the commit of the target step was interrupted on a living rank, all go back to copies of an earlier
+   step. They then do that work again. Without such copies the target stays.
+7. If no holders or copies give a step, all go back to the newest checkpoint that any rank knows the job to have
+   written.
+8. Without a checkpoint there is no plan. Only data that the script itself has kept can bring the state back.
 """
 
 from bisect import bisect
@@ -31,18 +32,18 @@ from taskd.wire.messages import Condition, RankStatus
 from taskd.wire.state import Unshared
 
 Sets = dict[str | None, list[JobRank]]
-"""The ranks of each replica set, by its key."""
+"""Ranks of each replica set, by its key."""
 
 
 class Giving(NamedTuple):
-    """One donor and those that receive its state. (A plan names them by their ranks in the world: `Transfer`.)"""
+    """One donor and the ranks that receive its state, as ranks of the job; `Transfer` names ranks of the world."""
 
     donor: JobRank
     receivers: tuple[JobRank, ...]
 
 
 class Loading(NamedTuple):
-    """One rank that loads a copy: of the state of the rank `of`, which `holder` can read."""
+    """One rank that loads a copy of the state of the rank `of`. `holder` can read the copy."""
 
     receiver: JobRank
     holder: JobRank
@@ -51,10 +52,10 @@ class Loading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The step to resume at, the ranks that count their last step as done, and who gives state to whom.
+    """Step to resume at, ranks that count their last step as done, and givers and receivers of state.
 
-    `loads`: who goes back to a copy. `copied`: the newest step of which every set has a copy; -1 without one. `saved`:
-    all go back to the checkpoint of the target step.
+    `loads`: ranks that go back to a copy. `copied`: the newest step of which every set has a copy; -1 without one.
+    `saved`: all go back to the checkpoint of the target step.
     """
 
     target_step: int
@@ -66,13 +67,13 @@ class Restore:
 
 
 _Known = dict[str | None, dict[int, dict[JobRank, Loading]]]
-"""The copies of each replica set, by step and by the rank whose state it is. Its own reader comes first."""
+"""Copies of each replica set, by step and by the rank whose state it is. The rank's own reading is preferred."""
 
 
 def plan_restore(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str | None]) -> Restore | None:
     """Choose the target step and the donors among the paused ranks; None if there is no way back.
 
-    `keys` are those of the ranks' replica sets.
+    `keys`: those of the ranks' replica sets.
     """
     restore = _from_ranks(held, keys)
     if restore is None and any(status.own is Unshared.SERVES for status in held.values()):
@@ -110,7 +111,7 @@ def _from_ranks(held: Mapping[JobRank, RankStatus], keys: Mapping[JobRank, str |
         if restore is not None:
             return restore
     shares = any(copy.place for status in held.values() for copy in status.copies)
-    for target_step in exact if shares else (*exact, *known):  # without its position a rank of these is not exact
+    for target_step in exact if shares else (*exact, *known):  # elsewhere a rank may lack its position
         restore = _towards(target_step, sets, held, copies, copied)
         if restore is not None:
             return restore

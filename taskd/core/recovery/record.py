@@ -1,7 +1,7 @@
-"""The record of one fault, from the first report to the next committed step: what was done, how long it took.
+"""Record of one fault, from the first report to the next committed step: the actions and their durations.
 
-Times are seconds on the manager's monotonic clock, when the manager heard of the last rank that reached the milestone.
-`pause` and `replace` run side by side, so the phases do not add up to the total.
+Times are seconds on the manager's monotonic clock. Each is the time at which the manager received the report of the
+last rank that reached the milestone. `pause` and `replace` run side by side, so the phases do not add up to the total.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ NOTHING: Final = Decision(Strategy.EXIT, False, "")
 
 @dataclass(slots=True)
 class Milestones:
-    """When all ranks had come so far in the newest attempt; None as long as they have not."""
+    """Times at which all ranks had reached each milestone in the newest attempt; None before that."""
 
     paused_s: float | None = None
     replaced_s: float | None = None
@@ -33,24 +33,24 @@ class Milestones:
 
 @dataclass(slots=True)
 class ProcessesOfFault:
-    """By rank the PIDs of those that lived through it, and of the new ones."""
+    """PIDs by rank: of the processes that lived through the fault, and of the new ones."""
 
     kept: dict[JobRank, int] = field(default_factory=dict)
     replaced: dict[JobRank, int] = field(default_factory=dict)
     warm: dict[JobRank, bool] = field(default_factory=dict)
-    """Of the new ones, whether they had been started before they were needed."""
+    """For each new process, True if it was started before it was needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Where training goes on."""
+    """Point from which training goes on."""
 
     step: int = -1
-    """The one that every rank holds then; -1 if that is not known."""
+    """Step that every rank holds then; -1 if it is not known."""
     redone: int = 0
-    """Committed steps that are done again, since all have gone back to copies, or to a checkpoint."""
+    """Committed steps that are done again, because all ranks have gone back to copies or to a checkpoint."""
     inexact: tuple[tuple[JobRank, str], ...] = ()
-    """By rank what is not exactly as before, as far as it is known."""
+    """Parts that are not exactly as before, by rank, as far as they are known."""
 
 
 @dataclass(slots=True)
@@ -61,37 +61,37 @@ class FaultRecord:
     step: int
     """Newest committed step that was known when the fault struck."""
     causes: dict[JobRank, Cause] = field(default_factory=dict)
-    """Rank to what ended its process, or the error it came out with."""
+    """Why each rank's process ended, or the error it raised."""
     fault: int = 0
-    """Its number; 0 if nothing has failed."""
+    """Number of the fault; 0 if nothing has failed."""
     generation: int = 0
     decision: Decision = NOTHING
     diagnosis: Diagnosis | None = None
     attempts: int = 0
     setbacks: list[str] = field(default_factory=list)
-    """The attempts that failed, and why."""
+    """Attempts that failed, with their reasons."""
     resumption: Resumption = Resumption()
     milestones: Milestones = field(default_factory=Milestones)
     processes: ProcessesOfFault = field(default_factory=ProcessesOfFault)
 
     @property
     def reason(self) -> str:
-        """Why it is recovered from, in words: the choice itself where nothing has failed."""
+        """Reason for the recovery, in words: that of the decision if nothing has failed."""
         return tell(self.causes) or self.decision.reason
 
     @property
     def target_step(self) -> int:
-        """The step that every rank holds when training resumes; -1 if that is not known."""
+        """Step that every rank holds when training resumes; -1 if it is not known."""
         return self.resumption.step
 
     def begin_attempt(self, generation: int) -> None:
-        """Another world is tried: the milestones of the former one do not count."""
+        """Begin another attempt: the milestones of the former one do not count."""
         self.generation = generation
         self.resumption = Resumption(redone=self.resumption.redone)
         self.milestones = Milestones()
 
     def close(self, now_s: float, ranks: Mapping[JobRank, RankView]) -> None:
-        """Training has resumed: note who lived through it and who is new."""
+        """Record that training has resumed, with the processes that lived through the fault and the new ones."""
         self.milestones.resumed_s = now_s
         for rank, view in ranks.items():
             if view.status is None:
@@ -101,16 +101,16 @@ class FaultRecord:
             if replaced:
                 self.processes.warm[rank] = view.status.warm
         if self.decision.strategy is Strategy.RECOVER and self.processes.kept and not self.processes.replaced:
-            self.decision = replace(self.decision, reason=CAME_BACK)  # the node was heard again before it was replaced
+            self.decision = replace(self.decision, reason=CAME_BACK)  # its node reported before it was replaced
         if not self.decision.restart:
             told = ((rank, view.status.inexact) for rank, view in ranks.items() if view.status is not None)
             self.resumption = replace(self.resumption, inexact=tuple(sorted(one for one in told if one[1])))
 
     def phases_ms(self) -> dict[str, float]:
-        """Length of each phase that was reached, in milliseconds.
+        """Return the length of each phase that was reached, in milliseconds.
 
-        `total` runs from detection to the committed step. Where all start anew there is `started` in its place: until
-        all new processes run. What a script does then, and where it goes on, it alone knows.
+        `total` runs from detection to the committed step. After a restart of all processes, `started` takes its
+        place: the time until all new processes run. Only the script knows its further actions and its next step.
         """
         at = self.milestones
         spans = {
@@ -129,5 +129,5 @@ class FaultRecord:
 
 
 def tell(causes: Mapping[JobRank, Cause]) -> str:
-    """The causes of a fault in words."""
+    """Return the causes of a fault in words."""
     return "; ".join(f"rank {rank}: {cause.text or 'unknown cause'}" for rank, cause in sorted(causes.items()))

@@ -1,12 +1,11 @@
-"""Who has not paused in time and is waited for all the same, and why.
+"""Reasons to wait for a rank that has not paused in time.
 
 Rules:
 
-1. Whoever writes or reads a checkpoint is let come to its end.
-2. If nobody who has paused holds a consistent state, the late ones are all that is left of the job: they are waited
-   for, unless they provably do nothing.
-3. A process that is stopped, frozen or gone is waited for by nobody. Every wait has a limit
-   (`Deadlines.pause_limit_s`).
+1. A rank that writes or reads a checkpoint may finish it.
+2. If no paused rank holds a consistent state, the late ranks are all that is left of the job. They are waited for,
+   unless they provably do nothing.
+3. A process that is stopped, frozen or gone is never waited for. Every wait has a limit (`Deadlines.pause_limit_s`).
 """
 
 from typing import Final
@@ -18,9 +17,12 @@ _STILL: Final = (RunState.STOPPED, RunState.TRACED)
 
 
 def reprieve(known: Evidence | None, *, last: bool) -> str:
-    """Why a rank that is late is waited for; "" if it is not. `last`: no other is known to hold a consistent state."""
+    """Return why a late rank is waited for; "" if it is not.
+
+    `last`: no other rank is known to hold a consistent state.
+    """
     if known is None:
-        return ""  # not even its agent can say anything of it
+        return ""  # not even its agent has evidence of it
     process, cgroup = known.process, known.cgroup
     if known.gone or (process is not None and process.state in _STILL) or (cgroup is not None and cgroup.frozen):
         return ""

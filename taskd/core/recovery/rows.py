@@ -1,12 +1,12 @@
-"""Whether a job whose state lies on a mesh can go on without some of its nodes.
+"""Conditions on which a job whose state lies on a mesh can go on without some of its nodes.
 
 Rules:
 
-1. What can be left out is a row: the ranks that together have one whole replica of the state. A rank names its own, and
-   says how many it has.
-2. A node goes and comes back by itself. So each row that is left must lie on one node: one that lies on several could
+1. The unit that can be left out is a row: the ranks that together have one whole replica of the state. Each rank names
+   its own row and the row's size.
+2. Nodes go and come back one by one. So each remaining row must lie on one node, because a row on several nodes could
    come back by halves.
-3. Where ranks hold different parts of the state and nobody names a row, nobody knows who works together.
+3. If ranks hold different parts of the state and no rank names a row, it is not known which ranks work together.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -17,9 +17,9 @@ from taskd.wire.state import MeshRow
 
 
 def why_not_without(world: World, sets: Mapping[JobRank, str | None], places: Collection[NodeRank]) -> str:
-    """Why the ranks of all other places cannot go on by themselves; "" if they can.
+    """Return why the ranks of all other places cannot go on by themselves; "" if they can.
 
-    `sets` are the keys of the ranks' replica sets.
+    `sets`: the keys of the ranks' replica sets.
     """
     rows = {rank: view.replicas.row for rank, view in world.ranks.items() if view.replicas is not None}
     if all(row is None for row in rows.values()):

@@ -1,4 +1,4 @@
-"""The facts by which a strategy is chosen: who is lost, who is left, and what the processes themselves refuse."""
+"""Facts by which a strategy is chosen: lost ranks, remaining ranks, and refusals of the processes themselves."""
 
 from collections.abc import Collection, Mapping, Set
 from dataclasses import replace
@@ -11,20 +11,23 @@ from taskd.wire.kinds import JobRank, NodeRank
 
 
 def blames_node(world: World) -> bool:
-    """Whether a process that has just ended has said that its node is at fault."""
+    """Return whether a process that has ended reported that its node is at fault."""
     known = [view.known for view in world.ranks.values() if view.gone]
     return any(status is not None and status.kind == FaultKind.NODE.value for status in known)
 
 
 def refused(world: World) -> bool:
-    """Whether a process says that the world that is being built cannot be: it has been learnt only now."""
+    """Return whether a process refuses the world that is being built, which it reported only now."""
     newcomers = any(view.joins for view in world.ranks.values())
     found = _refusals(world)
     return bool((newcomers and found.no_newcomer) or found.no_rebuild)
 
 
 def _refusals(world: World) -> KeepingRefusals:
-    """The first rank that refuses each, and why. One that has ended may refuse its own successor (`core.agent`)."""
+    """Return the reason of the first rank for each refusal.
+
+    A process that has ended may refuse its own successor (`core.agent`).
+    """
     known = [view.status for view in world.ranks.values() if view.status is not None]
     refusing = sorted((one.rank, one) for one in known if one.no_rebuild or one.no_newcomer)
     return KeepingRefusals(
@@ -34,21 +37,21 @@ def _refusals(world: World) -> KeepingRefusals:
 
 
 Sets = Mapping[JobRank, str | None]
-"""The key of each rank's replica set; None where it is not known."""
+"""Key of each rank's replica set; None where it is not known."""
 
 
 def _lost_set(world: World, sets: Sets, gone: Set[NodeRank], left: str = "left", *, from_copies: bool = True) -> str:
-    """Why nobody would be left, without the nodes of these places, to give some rank its state; "" if all can.
+    """Return why the state of some rank would be lost without the nodes of these places; "" if none would be.
 
-    With `from_copies`: those that a rank makes of its state may be on its node, and on the next one, without their
-    processes. Whether they are is known when all have paused. So may a checkpoint be that a living rank knows of.
+    With `from_copies`, copies count too. Those of a rank may be on its node and on the next one, without their
+    processes. Their presence is known when all ranks have paused. A checkpoint that a living rank knows of counts too.
     """
     if from_copies and _knows_checkpoint(world, gone):
         return ""
     survives: dict[str | None, bool] = {}
     after = dict(zip(world.places, (*world.places[1:], *world.places[:1]), strict=True))
     for rank, view in world.ranks.items():
-        if not survives.get(sets[rank]):  # of most sets the first rank survives
+        if not survives.get(sets[rank]):  # one survivor is enough, mostly the first rank
             copied = from_copies and view.replicas is not None and view.replicas.backs_up
             left_on = {view.node_rank}
             if copied and view.replicas is not None and view.replicas.elsewhere:
@@ -71,7 +74,7 @@ def _uncopied(world: World, sets: Sets, gone: Set[NodeRank]) -> str:
 
 
 def _knows_checkpoint(world: World, gone: Set[NodeRank]) -> bool:
-    """Whether a rank that is left knows of a checkpoint that the job has written."""
+    """Return whether a remaining rank knows of a checkpoint that the job has written."""
     views = world.ranks.values()
     return any(
         view.replicas is not None and view.replicas.saved and not view.empty and view.node_rank not in gone
@@ -80,19 +83,22 @@ def _knows_checkpoint(world: World, gone: Set[NodeRank]) -> bool:
 
 
 def lost_elsewhere(world: World, place: NodeRank) -> str:
-    """Why nobody on another node could give the ranks of a place their state; "" if it could move."""
+    """Return why no rank on another node could give the ranks of a place their state; "" if the place could move."""
     return _lost_set(world, replica_sets(world), world.nodes.dead_nodes | {place}, "left on another node")
 
 
 def _no_step(sets: Sets) -> str:
-    """What it means that no step can be resumed at."""
+    """Return why no step can be resumed at, in words."""
     if len(set(sets.values())) == 1:
         return "no rank holds a consistent state"
     return "no step is held by a rank of every replica set"
 
 
 def _unknown_set(world: World, sets: Sets, gone: Collection[NodeRank]) -> str:
-    """Why it cannot be told whether those elsewhere hold all of the state; "" if they do, for all have the same."""
+    """Return why it is not known if the ranks elsewhere hold all of the state; "" if it is known.
+
+    It is known if all ranks hold the same, or if the replica set of each rank that goes is known.
+    """
     if set(sets.values()) <= {None, ""}:
         return ""
     unknown = [rank for rank, view in world.ranks.items() if view.replicas is None and view.node_rank in gone]
@@ -100,7 +106,7 @@ def _unknown_set(world: World, sets: Sets, gone: Collection[NodeRank]) -> str:
 
 
 def _amiss(world: World, away: Collection[NodeRank]) -> tuple[list[JobRank], list[JobRank], list[JobRank]]:
-    """Ranks that are lost, cannot be reached, or else do not cooperate."""
+    """Return the ranks that are lost, those that cannot be reached, and the others that do not cooperate."""
     unreachable = [rank for rank, view in world.ranks.items() if view.node_rank in away] if away else []
     idle = {rank: view for rank, view in world.ranks.items() if view.joins or not view.cooperative}
     lost = [rank for rank, view in idle.items() if view.joins or view.gone]
@@ -108,14 +114,20 @@ def _amiss(world: World, away: Collection[NodeRank]) -> tuple[list[JobRank], lis
 
 
 def at_fault(world: World, lost: Collection[JobRank], unreachable: Collection[JobRank]) -> set[NodeRank]:
-    """The places of these ranks, but for those whose node was given it because of that."""
+    """Return the places of these ranks at which a node is at fault.
+
+    The place of a lost rank does not count if a node was given it because of that loss, and nothing has failed since.
+    """
     views = [world.ranks[rank] for rank in lost]
     failed = {view.node_rank for view in views if view.gone or not view.moved}
     return failed | {world.ranks[rank].node_rank for rank in unreachable}
 
 
 def situation(world: World, *, no_donor: bool, renewal_tried: bool = False) -> Situation:
-    """The facts by which a strategy is chosen. `renewal_tried`: all ranks had new processes for this fault already."""
+    """Return the facts by which a strategy is chosen.
+
+    `renewal_tried`: all ranks have had new processes for this fault already.
+    """
     sets = replica_sets(world)
     away = world.nodes.dead_nodes | {place for place, node in world.nodes.by_place.items() if node.status.leaving}
     lost, unreachable, uncooperative = _amiss(world, away)

@@ -1,11 +1,11 @@
-"""Which recovery strategy next: allowed by the job, feasible now, not yet failed for this fault.
+"""Choice of the next recovery strategy: allowed by the job, feasible now, not yet failed for this fault.
 
 Rules:
 
 1. The order is fixed (`Strategy`), whatever the order of the words in the job's annotation.
-2. Every strategy that is passed over leaves its reason; the decision carries them all.
-3. Before all start anew, all ranks get new processes that load copies, if copies are known.
-4. `exit` is always feasible, and is the end of every list, allowed or not.
+2. Every strategy that is passed over leaves its reason. The decision carries them all.
+3. Before all processes restart, all ranks get new processes that load copies, if copies are known.
+4. `exit` is always feasible. It is the end of every list, allowed or not.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -17,33 +17,33 @@ from taskd.wire.kinds import JobRank
 
 @dataclass(frozen=True, slots=True)
 class KeepingRefusals:
-    """Why processes cannot be kept, as sentences; "" where nothing speaks against it."""
+    """Reasons why processes cannot be kept, as sentences; "" where there is none."""
 
     no_survivor: str = ""
-    """Why nobody is left to give a rank its state: every rank of a replica set has lost its process."""
+    """Why no rank is left to give another its state: every rank of a replica set has lost its process."""
     no_survivor_elsewhere: str = ""
-    """The same, if all ranks of the nodes that have lost something are given up with them."""
+    """The same, if all ranks of the nodes that have lost something are given up too."""
     no_shrinking: str = ""
-    """Why those that are left do not hold all of the state, or why that cannot be known."""
+    """Why the remaining ranks do not hold all of the state, or why that cannot be known."""
     no_shrinking_elsewhere: str = ""
-    """The same, if all ranks of the nodes that have lost something are given up with them."""
+    """The same, if all ranks of the nodes that have lost something are given up too."""
     broken_rows: str = ""
-    """Why those that are left without the lost nodes are no whole replicas of a state on a mesh."""
+    """Why the ranks that remain without the lost nodes are no whole replicas of a state on a mesh."""
     broken_rows_elsewhere: str = ""
-    """The same, if all ranks of the nodes that have lost something are given up with them."""
+    """The same, if all ranks of the nodes that have lost something are given up too."""
     no_donor: str = ""
-    """Every rank is paused: why no step can be resumed at."""
+    """Why no step can be resumed at, although every rank is paused."""
     no_rebuild: str = ""
-    """Why a living process says that no world can be rebuilt with it."""
+    """Why a living process reports that no world can be rebuilt with it."""
     no_newcomer: str = ""
-    """Why a process says that no new one can come into its world."""
+    """Why a process reports that no new process can join its world."""
     no_renewal: str = "no copies of the state are known"
     """Why new processes for all ranks cannot go on from copies of the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is known of a fault when a strategy is chosen."""
+    """Facts that are known of a fault when a strategy is chosen."""
 
     lost: tuple[JobRank, ...]
     """Ranks without a process, or with one that has no state yet."""
@@ -53,20 +53,20 @@ class Situation:
     """Living ranks that are not inside a resilient function and cannot be paused."""
     refusals: KeepingRefusals = KeepingRefusals()
     places: int = 1
-    """Nodes of the present world."""
+    """Number of nodes in the present world."""
     failing: int = 0
-    """How many of them have lost something."""
+    """Number of these nodes that have lost something."""
     cut_off: int = 0
-    """How many of them have no living agent."""
+    """Number of these nodes without a living agent."""
     candidates: int = 0
-    """Nodes that wait for a place."""
+    """Number of nodes that wait for a place."""
     least: int = 0
-    """Nodes that torchrun needs at least (`--nnodes=MIN:MAX`)."""
+    """Fewest nodes that torchrun needs (`--nnodes=MIN:MAX`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A strategy, whether all processes start anew (`restart`), and why.
+    """Strategy, restart of all processes (`restart`), and the reason for both.
 
     `renews`: all ranks get new processes, which load copies of the state.
     """
@@ -78,11 +78,11 @@ class Decision:
 
 
 Tried = Mapping[tuple[Strategy, bool], str]
-"""By strategy and `restart` what was tried for a fault in vain, and how it failed."""
+"""Strategies that have failed for a fault, by strategy and `restart`, with their reasons."""
 
 
 def choose(situation: Situation, policy: StrategyPolicy, failed: Tried) -> Decision:
-    """The next thing to try."""
+    """Choose the strategy to try next."""
     passed: list[str] = []
     refused: dict[Strategy, str] = {}
     renewal_refused = ""
@@ -96,14 +96,17 @@ def choose(situation: Situation, policy: StrategyPolicy, failed: Tried) -> Decis
         refusal = _refusal(strategy, restart, situation, policy, failed)
         if refusal is None:
             return Decision(strategy, restart, "; ".join([_praise(strategy, restart, situation), *passed]))
-        if refused.get(strategy) != refusal:  # once is enough
+        if refused.get(strategy) != refusal:  # each reason once
             passed.append(f"not {strategy_name(strategy, restart)}: {refusal}")
         refused[strategy] = refusal
     return Decision(Strategy.EXIT, False, "; ".join(passed))
 
 
 def is_sized(least: int, policy: StrategyPolicy) -> bool:
-    """Whether torchrun's MIN:MAX allows what the job's own words do not speak of. `least` is MIN, 0 without one."""
+    """Return whether torchrun's MIN:MAX allows elastic training that the job's own words do not name.
+
+    `least` is MIN, 0 without one.
+    """
     return policy.sized_wait_s is not None and least > 0
 
 
@@ -121,7 +124,7 @@ _LADDER = (
 
 
 KEEPING = tuple(rung for rung in _LADDER if rung[0] in _REPLACING and not rung[1])
-"""What keeps the processes that live, and gives up none of the job."""
+"""Strategies that keep the living processes and give up no part of the job."""
 
 
 def _refusal(
@@ -146,7 +149,7 @@ def _refusal(
 
 
 def _renewal_refusal(situation: Situation, policy: StrategyPolicy, failed: Tried) -> str:
-    """Return why not all ranks can get new processes that load copies; "" if they can."""
+    """Return why new processes that load copies are not possible for all ranks; "" if they are."""
     refusals = situation.refusals
     if Strategy.RECOVER_IN_PLACE not in policy.allowed or not policy.restart_all:
         return "the job does not allow it"
@@ -172,7 +175,7 @@ def _in_place(situation: Situation, _policy: StrategyPolicy) -> str | None:
 
 def _recover(situation: Situation, _policy: StrategyPolicy) -> str | None:
     if situation.unreachable:
-        return None  # the cluster may give a node: it is waited for
+        return None  # the cluster may give a node, which is waited for
     if not situation.lost:
         return "no node is at fault"
     if situation.candidates < situation.failing:
@@ -181,7 +184,7 @@ def _recover(situation: Situation, _policy: StrategyPolicy) -> str | None:
 
 
 def may_stay(policy: StrategyPolicy, failed: Tried, *, restart: bool) -> bool:
-    """Whether ranks that were lost with a node that lives get new processes there, while another node is given up."""
+    """Return whether lost ranks of a living node get new processes there, while another node is given up."""
     in_place = Strategy.RECOVER_IN_PLACE
     return in_place in policy.allowed and (in_place, restart) not in failed
 
@@ -209,7 +212,7 @@ _OWN: dict[Strategy, Callable[[Situation, StrategyPolicy], str | None]] = {
 
 
 def _keeping_refusal(strategy: Strategy, situation: Situation, policy: StrategyPolicy, failed: Tried) -> str | None:
-    """Why the processes that live cannot be kept."""
+    """Return why the living processes cannot be kept; None if they can."""
     nothing_lost = not situation.lost and not situation.unreachable
     if nothing_lost and (Strategy.RETRY, False) in failed:
         return "no process is lost, and to rebuild the groups has failed"
@@ -225,7 +228,7 @@ def _keeping_refusal(strategy: Strategy, situation: Situation, policy: StrategyP
 
 
 def _state_refusal(strategy: Strategy, situation: Situation, policy: StrategyPolicy, failed: Tried) -> str | None:
-    """Why those that would be left do not hold all of the state."""
+    """Return why the ranks that would remain do not hold all of the state; None if they do."""
     leaves = strategy in (Strategy.RECOVER, Strategy.ELASTIC_TRAINING)
     stays = bool(situation.unreachable) and may_stay(policy, failed, restart=False)
     if situation.refusals.no_survivor:
@@ -267,7 +270,7 @@ def _praise(strategy: Strategy, restart: bool, situation: Situation) -> str:
 
 
 def strategy_name(strategy: Strategy, restart: bool) -> str:
-    """The word for it, and whether all processes start anew."""
+    """Return the name of a strategy, with a suffix if all processes restart."""
     return f"{strategy.value} of all processes" if restart else strategy.value
 
 

@@ -1,1 +1,1 @@
-"""What a rehearsal decides: which rank dies when, what differs between two runs, and which line is why."""
+"""Decisions of a rehearsal: which rank dies when, how two runs differ, and which line is the reason."""

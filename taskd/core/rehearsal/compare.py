@@ -1,12 +1,12 @@
-"""What differs between two runs of one script.
+"""Differences between two runs of one script.
 
 Rules:
 
-1. What two undisturbed runs do not have in common (a clock, a generator that nobody has seeded) is no difference of
-   theirs. Weights, losses and batches that they do not have in common make the script itself one that cannot be judged.
-2. Of a step the state before it is compared first, then the random numbers, the batches, and what came of it: the first
-   that differs is nearest to the reason.
-3. A line that is printed twice is no difference, one that is missing or another is.
+1. Values that vary between two undisturbed runs (a clock, an unseeded generator) are noise and do not count. If
+   weights, losses or batches vary between them, the script itself cannot be judged.
+2. A step is compared in this order: the state before it, the random numbers, the batches, the results. The first
+   difference is nearest to the reason.
+3. A line that is printed twice is no difference. A line that is missing or has changed is one.
 """
 
 import re
@@ -18,12 +18,12 @@ from typing import Final
 from taskd.core.rehearsal.records import Printed, RankRecord, StepRecord
 
 Run = Mapping[int, RankRecord]
-"""Of each rank."""
+"""Records of one run, by rank."""
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
 class StepStage(Enum):
-    """What of a step differs; the value is how it is called."""
+    """Part of a step that can differ; the value is its name in reports."""
 
     STATE = "the state before it"
     NUMBERS = "the random numbers"
@@ -34,7 +34,7 @@ class StepStage(Enum):
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing of a step that is not the same."""
+    """First difference within a step."""
 
     step: int
     stage: StepStage
@@ -45,7 +45,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class LineDifference:
-    """A line that was printed otherwise, or not at all; `instead` is "" then."""
+    """A line that was printed differently, or not at all (`instead` is "" then)."""
 
     rank: int
     expected: Printed
@@ -54,7 +54,7 @@ class LineDifference:
 
 @dataclass(frozen=True)
 class VariableDifference:
-    """A variable of the script that has another value at its last commit, on these ranks."""
+    """A variable of the script whose value differs at the last commit, on these ranks."""
 
     name: str
     ranks: tuple[int, ...]
@@ -62,12 +62,12 @@ class VariableDifference:
     moves: bool
     local: bool
     replicated: bool
-    """Equal on all ranks in the undisturbed run."""
+    """True if all ranks had the same value in the undisturbed run."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """What two undisturbed runs do not have in common."""
+    """Values that vary between two undisturbed runs."""
 
     numbers: frozenset[str] = frozenset()
     variables: frozenset[str] = frozenset()
@@ -76,7 +76,7 @@ class Noise:
 
 
 def noise(first: Run, second: Run) -> Noise:
-    """That of two undisturbed runs."""
+    """Return the noise between two undisturbed runs."""
     numbers, variables, lines = set[str](), set[str](), set[str]()
     for rank, one, other in _both(first, second):
         for step in one.steps.keys() & other.steps.keys():
@@ -91,7 +91,7 @@ def noise(first: Run, second: Run) -> Noise:
 
 
 def first_difference(expected: Run, found: Run, masked: Noise) -> Difference | None:
-    """The earliest, of any rank."""
+    """Return the earliest difference of any rank; None if there is none."""
     last = min((record.committed for record in expected.values()), default=0)
     for step in range(1, last + 1):
         for stage in StepStage:
@@ -104,7 +104,7 @@ def first_difference(expected: Run, found: Run, masked: Noise) -> Difference | N
 
 
 def _differs(one: StepRecord, other: StepRecord, stage: StepStage, masked: Noise) -> tuple[str, ...] | None:
-    """The names of what differs; None if nothing does."""
+    """Return the names of the parts that differ at this stage; None if nothing differs."""
     match stage:
         case StepStage.STATE:
             names = _unequal(one.before, other.before)
@@ -121,7 +121,7 @@ def _differs(one: StepRecord, other: StepRecord, stage: StepStage, masked: Noise
 
 
 def line_differences(expected: Run, found: Run, masked: Noise) -> list[LineDifference]:
-    """Lines of the undisturbed run that the other has not printed, in their order."""
+    """Return lines of the undisturbed run that the other run has not printed, by step and rank."""
     missing = []
     for rank, one, other in _both(expected, found):
         texts = {printed.text for printed in other.printed}
@@ -139,7 +139,7 @@ def line_differences(expected: Run, found: Run, masked: Noise) -> list[LineDiffe
 
 
 def repeated_lines(expected: Run, found: Run) -> int:
-    """How many lines were printed more often than in the undisturbed run, though equal."""
+    """Return the number of additional copies of lines that the undisturbed run printed too."""
     count = 0
     for _, one, other in _both(expected, found):
         texts = [printed.text for printed in one.printed]
@@ -149,7 +149,10 @@ def repeated_lines(expected: Run, found: Run) -> int:
 
 
 def variable_differences(expected: Run, found: Run, masked: Noise) -> list[VariableDifference]:
-    """Variables that are otherwise at the last commit that both have; those that change nothing come last."""
+    """Return variables that differ at the last commit that both runs have.
+
+    Variables of the training function come last. Before them come those that hold no tensor and no generator.
+    """
     differing: dict[str, list[tuple[int, int, bool, bool]]] = {}
     for rank, one, other in _both(expected, found):
         shared = [step for step in one.steps.keys() & other.steps.keys() if one.steps[step].variables]
@@ -187,7 +190,7 @@ def _last_of(record: RankRecord, name: str) -> str:
 
 
 def moved_behind(run: Run) -> list[str]:
-    """Parts that change between a commit and the next step's forward pass, in most of the steps or in some."""
+    """Return parts that change between a commit and the next step's forward pass, the most frequent first."""
     found: dict[str, int] = {}
     for record in run.values():
         for step, one in record.steps.items():
@@ -199,7 +202,7 @@ def moved_behind(run: Run) -> list[str]:
 
 
 def template(text: str) -> str:
-    """A line without its numbers."""
+    """Return a line with "#" in place of its numbers."""
     return _NUMBER.sub("#", text)
 
 

@@ -1,10 +1,11 @@
-"""What a rehearsal has found in a script: lines, what is wrong there, and how to mend it.
+"""Findings of a rehearsal in a script: a line, the fault there, and its remedy.
 
 Rules:
 
-1. What taskd itself tells of the script, with its line, comes first. For what nobody tells of, the line that changes it
-   was looked for in a run of its own.
-2. What stands in the function that trains, and begins anew whenever that is called, is told apart from what does not.
+1. taskd's own warnings that name a line come first. For a variable or part without a warning, a separate run traces
+   the line that changes it.
+2. A variable of the training function begins anew at each call. Its finding has another text than that of a variable
+   outside.
 """
 
 import re
@@ -23,7 +24,7 @@ _INEXACT: Final = re.compile(r"not exact after a (recovery|fault)")
 
 @dataclass(frozen=True)
 class ScriptFinding:
-    """One reason: `file:line` ("" if none is known), what was found there, and how to mend it."""
+    """One reason: `file:line` ("" if none is known), the fault found there, and its remedy."""
 
     line: str
     found: str
@@ -31,7 +32,7 @@ class ScriptFinding:
 
 
 def of_moved(undisturbed: Run, traced: Run, found: Difference) -> list[ScriptFinding]:
-    """Parts that the script changes between a commit and the next step."""
+    """Return findings on parts that the script changes between a commit and the next step."""
     moved = compare.moved_behind(undisturbed)
     findings = []
     for name in found.what:
@@ -46,7 +47,10 @@ def of_moved(undisturbed: Run, traced: Run, found: Difference) -> list[ScriptFin
 def of_variables(
     variables: Sequence[VariableDifference], traced: Run, told: list[ScriptFinding]
 ) -> list[ScriptFinding]:
-    """Variables that are not what they are without a fault; one that taskd has told of is found in its words."""
+    """Return findings on variables that differ from the run without faults.
+
+    If taskd has warned of a variable (`told`), its warning is the finding.
+    """
     findings = []
     for one in variables:
         if known := of_name(one.name, told):
@@ -67,12 +71,12 @@ def of_variables(
 
 
 def of_name(name: str, told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
-    """What taskd has told of a variable."""
+    """Return taskd's warnings about a variable."""
     return [one for one in told if f"'{name.partition('.')[0]}'" in one.found]
 
 
 def of_lines(lines: Sequence[LineDifference]) -> list[ScriptFinding]:
-    """Lines that are missing, or were printed otherwise."""
+    """Return findings on lines that are missing, or were printed differently."""
     findings = []
     for one in lines:
         wanted = f"rank {one.rank}, after step {one.expected.step}: "
@@ -85,7 +89,7 @@ def of_lines(lines: Sequence[LineDifference]) -> list[ScriptFinding]:
 
 
 def told_in(run: Run) -> list[ScriptFinding]:
-    """taskd's own warnings that name a line, one for each line and kind."""
+    """Return taskd's own warnings that name a line, one for each line and kind."""
     found: dict[str, ScriptFinding] = {}
     for record in run.values():
         for text in record.facts.told:
@@ -96,28 +100,28 @@ def told_in(run: Run) -> list[ScriptFinding]:
 
 
 def anew(told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
-    """Those by which all processes start anew."""
+    """Return findings that make all processes start anew."""
     return [one for one in told if _ANEW in one.found]
 
 
 def inexact(told: Iterable[ScriptFinding]) -> list[ScriptFinding]:
-    """Those of the self-check, which a job refuses, and a rehearsal tries all the same."""
+    """Return findings of the self-check: a job refuses such a script, and a rehearsal tries it all the same."""
     return [one for one in told if _INEXACT.search(one.found)]
 
 
 def is_left_out(told: ScriptFinding) -> bool:
-    """It tells of work behind a commit, which explains only what that work has changed."""
+    """Return whether a warning is about work behind a commit, which explains only changes by that work."""
     return any(words in told.found for words in _LEFT_OUT)
 
 
 def _line_of(run: Run, name: str, *, behind: bool) -> str:
-    """The line that changes a thing most often."""
+    """Return the line that changes a variable or part most often."""
     lines = [line for record in run.values() for line, was in record.lines.get(name, ()) if was or not behind]
     return max(dict.fromkeys(lines), key=lines.count, default="")
 
 
 def three_lines(missing: Mapping[str, Any]) -> tuple[ScriptFinding, ...]:
-    """The three lines that a script without a state needs, with its own names."""
+    """Return the three lines that a script without a state needs, with the script's own names."""
     kinds: dict[str, str] = missing.get("kinds") or {}
     kinds = {name: kind for name, kind in kinds.items() if kind != "model" or "wrapper" not in kinds.values()}
     given = ", ".join(f"{name}={name}" for name in kinds) or "model=model, optimizer=optimizer"
@@ -138,7 +142,7 @@ def three_lines(missing: Mapping[str, Any]) -> tuple[ScriptFinding, ...]:
 
 
 def distinct(findings: Iterable[ScriptFinding]) -> tuple[ScriptFinding, ...]:
-    """Each once."""
+    """Return each finding once."""
     found: dict[tuple[str, str], ScriptFinding] = {}
     for one in findings:
         found.setdefault((one.line, one.found), one)

@@ -1,10 +1,10 @@
-"""Which rank of a rehearsal dies when.
+"""Plan of the kills of a rehearsal: which rank dies when.
 
 Rules:
 
-1. Each rank dies at least once if the steps suffice, and each kind of moment that the script has is struck, the worst
-   ones first. No die is cast: the same script is rehearsed in the same way.
-2. Between two deaths there are at least `LEAST_GAP` steps, in which a recovery can show what it is worth.
+1. Each rank dies at least once if the steps suffice. Each kind of moment that the script has is struck, the worst ones
+   first. No choice is random: the same script is rehearsed in the same way.
+2. Between two deaths there are at least `LEAST_GAP` steps, in which a recovery can prove itself.
 3. If the script ends by itself, one more rank dies after the training function has returned. All processes then start
    anew. This kill is the last one, and the steps after it are not compared.
 """
@@ -15,14 +15,14 @@ from enum import Enum
 from typing import Final
 
 FIRST: Final = 3
-"""The first step in which a rank may die: taskd itself has seen a whole step before."""
+"""First step in which a rank may die: taskd itself has observed a whole step before."""
 LEAST_GAP: Final = 3
 _MOST_GAP: Final = 8
 _TAIL: Final = 3
 
 
 class Moment(Enum):
-    """Where in a step a rank dies. The value completes the sentence "killed …"."""
+    """Moment of a step in which a rank dies. The value completes the sentence "killed …"."""
 
     BACKWARD = "in the backward pass"
     COMMITTED = "right behind the commit, all ranks being there"
@@ -38,7 +38,7 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Kill:
-    """The process of `rank` that comes to that moment of the step dies there."""
+    """Planned death: the process of `rank` that reaches that moment of the step dies there."""
 
     number: int
     rank: int
@@ -51,7 +51,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Seen:
-    """At which steps an undisturbed rank has had moments that not every step has."""
+    """Steps at which an undisturbed rank had moments that not every step has."""
 
     steps: int
     evaluations: Sequence[int] = ()
@@ -66,7 +66,7 @@ _Times = Mapping[Moment, Mapping[int, Sequence[int]]]
 
 
 def plan(seen: Mapping[int, Seen], *, ends: bool = False) -> list[Kill]:
-    """The kills of a run whose undisturbed twin had these moments, by rank. `ends`: the script ended by itself."""
+    """Plan the kills of a run. `seen`: moments of the undisturbed run, by rank. `ends`: the script ended by itself."""
     steps = min((one.steps for one in seen.values()), default=0)
     last = steps - _TAIL
     times: _Times = {
@@ -100,7 +100,7 @@ def _is_free(step: int, placed: Mapping[int, Moment]) -> bool:
 
 
 def _ranks(placed: Mapping[int, Moment], times: _Times, ranks: Sequence[int]) -> list[Kill]:
-    """Each of these moments strikes the rank that has died least, among those that have it."""
+    """Assign each of these moments to the rank that has died least, among the ranks that have the moment."""
     died = dict.fromkeys(ranks, 0)
     kills: list[Kill] = []
     for step in sorted(placed):

@@ -1,10 +1,10 @@
-"""What the ranks of one run have written down, in the order of their steps.
+"""Records of the ranks of one run, in the order of their steps.
 
 Rules:
 
-1. A rank's processes write one file, one after the other. What a step was when it was last done counts: a note that
-   training goes on behind step N takes back what was noted of later ones.
-2. A line that a dying process has half written is passed over.
+1. A rank's processes write one file, one after the other. The last execution of a step counts: a note that training
+   continues behind step N deletes the notes of later steps.
+2. A line that a dying process has half written is skipped.
 """
 
 import json
@@ -18,21 +18,21 @@ class StepRecord:
     """One step of one rank."""
 
     batches: list[str] = field(default_factory=list)
-    """What the model was given, pass by pass."""
+    """Fingerprints of the model's inputs, one for each forward pass."""
     numbers: dict[str, str] = field(default_factory=dict)
-    """The generators' states as its first forward pass begins."""
+    """States of the random generators at the start of the first forward pass."""
     before: dict[str, str] = field(default_factory=dict)
-    """The parts of the state as its first forward pass begins."""
+    """Parts of the state at the start of the first forward pass."""
     after: dict[str, str] = field(default_factory=dict)
-    """The parts as it is committed."""
+    """Parts of the state at the commit."""
     loss: str = ""
     variables: dict[str, tuple[str, bool, bool]] = field(default_factory=dict)
-    """Of the script, as it is committed: fingerprint, whether numbers are in it, whether they are a function's own."""
+    """Script's variables at the commit: fingerprint, whether numbers are in it, whether it is a function's own."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """A line that the script has printed after so many commits."""
+    """A line that the script has printed after `step` commits."""
 
     step: int
     text: str
@@ -41,57 +41,57 @@ class Printed:
 
 @dataclass
 class RareMoments:
-    """After how many commits a rank has had moments that not every step has."""
+    """Moments of a rank that not every step has, each by the number of commits before it."""
 
     evaluations: list[int] = field(default_factory=list)
     saves: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
-    """The last steps of epochs, or of passes over the data."""
+    """Last steps of epochs, or of passes over the data."""
     accumulations: list[int] = field(default_factory=list)
-    """The steps of several forward passes."""
+    """Steps of several forward passes."""
     works: list[int] = field(default_factory=list)
     """Steps behind which work given to `after_commit` was done."""
 
 
 @dataclass
 class ScriptFacts:
-    """What is known of a script beside its steps."""
+    """Facts about a script beside its steps."""
 
     made: str = ""
-    """Where the TrainState was made."""
+    """Line that made the TrainState."""
     entered: bool = False
-    """Whether a resilient function was."""
+    """True if a resilient function was entered."""
     missing: dict[str, Any] = field(default_factory=dict)
-    """What a script without a TrainState trains with."""
+    """Objects that a script without a TrainState trains with."""
     died: dict[str, str] = field(default_factory=dict)
-    """The exception that came out of it."""
+    """Exception that ended the script."""
     told: list[str] = field(default_factory=list)
     """taskd's own warnings."""
     wrote: list[str] = field(default_factory=list)
-    """Files outside of the copy that were opened to be written."""
+    """Files outside of the copy that were opened for writing."""
     shortened: list[str] = field(default_factory=list)
-    """Loaders that were shortened, in words."""
+    """Loaders that were shortened, as texts for the report."""
 
 
 @dataclass
 class RankRecord:
-    """All of one rank."""
+    """All records of one rank."""
 
     steps: dict[int, StepRecord] = field(default_factory=dict)
     printed: list[Printed] = field(default_factory=list)
     rare: RareMoments = field(default_factory=RareMoments)
     facts: ScriptFacts = field(default_factory=ScriptFacts)
     killed: list[tuple[int, int]] = field(default_factory=list)
-    """The number of the kill, and the step after whose commit it came."""
+    """Number of the kill, and the step after whose commit it came."""
     resumed: list[tuple[int, bool]] = field(default_factory=list)
-    """The step behind which training went on, and whether in a new process."""
+    """Step behind which training continued, and whether in a new process."""
     committed: int = 0
     lines: dict[str, list[tuple[str, bool]]] = field(default_factory=dict)
-    """Which lines change a thing that is watched, and whether between a commit and the next forward pass."""
+    """For each watched name, the lines that change it, and whether between a commit and the next forward pass."""
 
 
 def read(lines: Iterable[str]) -> RankRecord:
-    """One rank's file."""
+    """Return the records in one rank's file."""
     record = RankRecord()
     for line in lines:
         try:

@@ -1,12 +1,12 @@
-"""What a rehearsal says of a script: whether it is exact, and if not which line is why.
+"""Verdict of a rehearsal: whether a script is exact and, if not, the line that is the reason.
 
 Rules:
 
-1. A script is exact if after each kill it went on in place, and its weights, data, random numbers and lines are those
-   of the undisturbed run. What differs first is nearest to the reason; its line is the one that taskd has told of, or
-   the one that changes what differs.
-2. A script that fails without taskd, or that two undisturbed runs tell differently of, cannot be judged.
-3. What the script's own set-up error says (`ConfigError`) is such a line too.
+1. A script is exact if it continued in place after each kill and matches the undisturbed run: in its weights, data,
+   random numbers and lines. The first difference is nearest to the reason. Its line comes from a warning of taskd, or
+   is the line that changes the differing value.
+2. A script cannot be judged if it fails without taskd, or if two undisturbed runs differ.
+3. The line of the script's own set-up error (`ConfigError`) is such a line too.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _OTHERWISE: Final = "after a recovery it goes on otherwise than without the faul
 
 
 class Outcome(Enum):
-    """The value is the exit status of the command."""
+    """Outcome of a rehearsal. The value is the exit status of the command."""
 
     EXACT = 0
     INEXACT = 1
@@ -46,7 +46,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one script. `first` is where a difference was first seen."""
+    """Verdict on one script. `first` is the place of the first difference."""
 
     outcome: Outcome
     headline: str
@@ -57,7 +57,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """The runs of a rehearsal. `recoveries` are those of the run with kills, `error` why that did not end well."""
+    """Runs of a rehearsal. `recoveries` are those of the run with kills; `error` is why that run failed, or ""."""
 
     undisturbed: Run
     again: Run
@@ -66,11 +66,11 @@ class Rehearsed:
     recoveries: Sequence[dict[str, Any]] = ()
     error: str = ""
     traced: Run = field(default_factory=dict)
-    """A run that looked for the lines which change the suspects."""
+    """Run that traced the lines which change the suspects."""
 
     @property
     def ends_anew(self) -> bool:
-        """Whether all ranks got new processes after the death behind the training function."""
+        """True if all ranks got new processes after the death behind the training function."""
         return len(self.in_training) < len(self.recoveries)
 
     @property
@@ -86,17 +86,17 @@ class Rehearsed:
 
     @property
     def noise(self) -> Noise:
-        """What the undisturbed runs do not have in common."""
+        """Values that vary between the undisturbed runs."""
         return compare.noise(self.undisturbed, self.again)
 
     @property
     def difference(self) -> Difference | None:
-        """What the kills have changed first."""
+        """First difference of the run with kills; None if there is none."""
         return compare.first_difference(self.undisturbed, self.killed, self.noise)
 
 
 def of_undisturbed(run: Run, error: str) -> Verdict | None:
-    """What the first run shows already: an error, or that there is nothing to recover with."""
+    """Return the verdict if the first run already decides it: by an error, or a lack of anything to recover with."""
     died = next((record.facts.died for record in run.values() if record.facts.died), None)
     if died is not None and died.get("taskd") == "True":
         return Verdict(Outcome.INEXACT, "it is refused as it stands", (ScriptFinding(died["line"], died["text"]),))
@@ -129,7 +129,7 @@ def of_undisturbed(run: Run, error: str) -> Verdict | None:
 
 
 def of_noise(first: Run, second: Run) -> Verdict | None:
-    """Whether two undisturbed runs differ where nothing may."""
+    """Return the verdict if two undisturbed runs differ where nothing may; None otherwise."""
     found = compare.first_difference(first, second, compare.noise(first, second))
     if found is None:
         return None
@@ -145,7 +145,7 @@ def of_noise(first: Run, second: Run) -> Verdict | None:
 
 
 def suspects(runs: Rehearsed) -> list[str]:
-    """Whose changes are worth a run that looks for their lines; none if the script is exact."""
+    """Return names of variables and parts whose changes one more run should trace; none if the script is exact."""
     found = runs.difference
     told = told_in(runs.killed)
     names = [f"variable:{one.name}" for one in _variables(runs) if not of_name(one.name, told)]
@@ -156,7 +156,7 @@ def suspects(runs: Rehearsed) -> list[str]:
 
 
 def judge(runs: Rehearsed) -> Verdict:
-    """The verdict on a script that has been rehearsed with kills."""
+    """Return the verdict on a script that has been rehearsed with kills."""
     told = told_in(runs.killed)
     notes = _notes(runs, told)
     if runs.error:
@@ -186,7 +186,7 @@ def judge(runs: Rehearsed) -> Verdict:
 
 
 def _wrong_course(runs: Rehearsed) -> str:
-    """What went otherwise than it should, whatever the weights are; "" for nothing."""
+    """Return how the run with kills went wrong, whatever its weights; "" if it did not."""
     steps = min(record.committed for record in runs.undisturbed.values())
     short = [rank for rank, record in runs.killed.items() if record.committed < steps]
     if short:

@@ -1,5 +1,6 @@
-"""Slow ranks, nodes, loaders and networks of a job that trains, found step by step.
+"""Detection of slow ranks, nodes, loaders and networks in a job that trains, step by step.
 
-`rows` makes whole steps of what single ranks report, `detector` follows them (`compare` has the statistics, `work` what
-more data costs), `diagnosis` says what it found, and `exclusion` whether a node leaves for it. `pacing` is the whole.
+`rows` joins the reports of single ranks to whole steps, and `detector` follows them. `compare` has the statistics, and
+`work` the cost of more data. `diagnosis` describes a straggler, and `exclusion` decides whether its node leaves.
+`pacing` combines them all.
 """

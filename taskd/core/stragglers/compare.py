@@ -1,17 +1,17 @@
-"""Which of several units takes longer than it should, found step by step: a sequential test on logarithms of times.
+"""Sequential test for units that take longer than they should, step by step, on logarithms of times.
 
 Rules:
 
-1. A value is the logarithm of a unit's time for one step. What counts is its deviation from the median of the others
-   in the same step, so that whatever a step does to everybody cancels out.
-2. Two tests run for each unit, both sums of log likelihood ratios that never fall below 0 (CUSUM). `changed` asks
-   whether the unit needs 10 % more than its own history says. `standing` asks whether it needs 10 % more than the
-   others, where up to `EVEN` is nothing: ranks are never quite equal, and one of them writes the logs.
+1. A value is the logarithm of a unit's time for one step. Only its deviation from the median of the others in the same
+   step counts, so an effect of the step on everybody cancels out.
+2. Two tests run for each unit, both sums of log likelihood ratios that never fall below 0 (CUSUM). `changed` tests
+   whether the unit needs 10 % more than its own history predicts. `standing` tests whether it needs 10 % more than the
+   others. There, an excess of up to `EVEN` counts as none: ranks are never quite equal, and one of them writes logs.
 3. The noise is measured, from differences of neighbours and of means of `BLOCK` steps, and the larger counts: noise
    that lasts for some steps is noise too. So a unit whose times vary much is judged later, never sooner.
 4. An alarm is at `threshold`: a healthy job reaches it less than once in `STEPS_PER_ALARM` steps, over all units and
-   tests. No step gives more than a quarter of it, nor counts for more than 1.5 deviations; it takes `LEAST_STEPS`.
-5. A unit's history holds what lies before the present rise of its sum; while it is short for its noise, it is doubted.
+   tests. No step adds more than a quarter of it or counts for more than 1.5 deviations. An alarm takes `LEAST_STEPS`.
+5. A unit's history holds the steps before the present rise of its sum. While it is short for its noise, it is doubted.
 """
 
 import math
@@ -20,16 +20,16 @@ from itertools import pairwise
 from typing import Final
 
 SLOW: Final = math.log(1.10)
-"""What is to be found within 20 steps."""
+"""Slowness that is to be found within 20 steps, as a logarithm."""
 EVEN: Final = 0.05
-"""A unit that has always needed so much more than the others is not slow."""
+"""Excess over the others, as a logarithm, that does not make a unit slow if it has always had it."""
 STEPS_PER_ALARM: Final = 1e4
 STANDING_MORE: Final = 4.0
-"""`standing` must come so much higher: it has no healthy time of the unit to go by, and no hurry."""
+"""Further height that `standing` must reach: it has no healthy time of the unit as a reference, and no hurry."""
 LEARN: Final = 12
-"""Steps from which the noise is first known..."""
+"""Steps from which the noise is first known, if there are enough rows."""
 LEARN_ROWS: Final = 6
-"""... and rows of them."""
+"""Rows from which the noise is first known, if there are enough steps."""
 BLOCK: Final = 8
 CAP_SHARE: Final = 1 / 4
 LEAST_STEPS: Final = 6
@@ -37,40 +37,43 @@ LEAST_NOISE: Final = 0.02
 _HUBER: Final = 1.5
 _TESTS: Final = 2
 _MEAN_ABS: Final = 2 / math.sqrt(math.pi)
-"""The mean of |a - b| for two normal numbers of deviation 1."""
+"""Mean of |a - b| for two normal numbers with a deviation of 1."""
 _MEDIAN_ABS: Final = 0.6745 * math.sqrt(2)
 _NEAR_STEPS: Final = 64
 _FAR_BLOCKS: Final = 16
 _HISTORY_STEPS: Final = 2048
 _MEAN_STEPS: Final = 256
 _DOUBT: Final = 2.5
-"""A history counts as so many standard errors higher than it is, as far as that is more than an eighth of `SLOW`..."""
+"""Standard errors that are added to a history, as far as they exceed an eighth of the slowness to detect."""
 _HISTORY_LEAST: Final = 16
-"""... and not at all before it has so many steps."""
+"""Steps before which a history does not count at all."""
 _COARSE: Final = 0.4
-"""Where the noise is great, a slowness of so many deviations is looked for: 10 % would take thousands of steps."""
+"""Slowness to detect where the noise is great, in deviations: 10 % would take thousands of steps."""
 _SHRINK_STEPS: Final = 64
 
 
 def threshold(units: int) -> float:
-    """The log likelihood ratio that a healthy job of so many units reaches once in `STEPS_PER_ALARM` steps at most."""
+    """Return the limit of an alarm: the log likelihood ratio that a healthy job of so many units rarely reaches.
+
+    It does so once in `STEPS_PER_ALARM` steps at most.
+    """
     return math.log(_TESTS * max(1, units) * STEPS_PER_ALARM)
 
 
 def median(values: Sequence[float]) -> float:
-    """Of any number of values but none."""
+    """Return the median of at least one value."""
     known = sorted(values)
     middle = len(known) // 2
     return known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
 
 
 def against_others(values: Sequence[float]) -> list[float]:
-    """What each value has more than the median of all the others."""
+    """Return the excess of each value over the median of all the others."""
     count = len(values)
     if count < 2:
         return [0.0] * count
     known = sorted(values)
-    low = (count - 2) // 2  # the others' middle, were the unit itself above it
+    low = (count - 2) // 2  # the others' middle if the unit itself is above it
     if count % 2 == 0:
         edge, above, below = known[low], known[low], known[low + 1]
         return [value - (below if value <= edge else above) for value in values]
@@ -82,7 +85,7 @@ def against_others(values: Sequence[float]) -> list[float]:
 
 
 class Unit:
-    """One rank, one node, or the network: where it stands, how much it varies, and what speaks against it."""
+    """One rank, one node, or the network: its mean, its noise, and the evidence against it."""
 
     __slots__ = (
         "_block", "_block_before", "_far", "_far_seen", "_history_seen", "_last", "_near", "_pending", "_pending_seen",
@@ -103,7 +106,7 @@ class Unit:
         self.told = False
 
     def note(self, value: float, reference: float, limit: float) -> None:
-        """One step's deviation."""
+        """Add one step's deviation."""
         sigma = self.sigma
         reach = _HUBER * sigma + SLOW / 2
         kept = self.mean + _within(value - self.mean, reach)
@@ -138,7 +141,7 @@ class Unit:
         self.history += (total - steps * self.history) / max(self._history_seen, steps)
 
     def end_block(self) -> None:
-        """`BLOCK` steps have passed since the last call."""
+        """End a block: `BLOCK` steps have passed since the last call."""
         mean, before = self._block / BLOCK, self._block_before
         self._block, self._block_before = 0.0, mean
         if not math.isnan(before):  # it is not the first
@@ -146,22 +149,22 @@ class Unit:
             self._far += (abs(mean - before) - self._far) / self._far_seen
 
     def noise(self) -> tuple[float, float]:
-        """Of its steps, as seen from neighbours and from blocks; 0 while there is none of those."""
+        """Return the noise of its steps, as estimated from neighbours and from blocks; 0 without two blocks."""
         return self._near / _MEAN_ABS, self._far * math.sqrt(BLOCK) / _MEAN_ABS
 
     @property
     def score(self) -> float:
-        """The stronger of what speaks against it."""
+        """The stronger sum against the unit, `standing` without its further height."""
         return max(self.changed, self.standing - STANDING_MORE)
 
     @property
     def stands(self) -> bool:
-        """It is rather that it has always been so."""
+        """True if `standing` is the stronger: the unit has probably always been slow, and has not become so."""
         return self.standing - STANDING_MORE > self.changed
 
     @property
     def lasted(self) -> int:
-        """The steps in which that has come together."""
+        """Steps over which the stronger sum has come together."""
         return self.standing_steps if self.stands else self.changed_steps
 
 
@@ -172,7 +175,7 @@ def _within(value: float, reach: float) -> float:
 def _sum(
     total: float, steps: int, value: float, between: tuple[float, float], sigma: float, limit: float
 ) -> tuple[float, int]:
-    """A sum of log likelihood ratios and the steps since it was 0, one step on."""
+    """Add one step to a sum of log likelihood ratios. Return it, with the number of steps since it was 0."""
     even, slow = between
     gap = slow - even
     ratio = gap / (sigma * sigma) * _within(value - (even + slow) / 2, _HUBER * sigma + gap / 2)
@@ -181,7 +184,7 @@ def _sum(
 
 
 class Comparison:
-    """Units of one kind. `alone`: they are held against their own history only, as the network is."""
+    """Units of one kind. `alone`: they are compared only with their own history, as the network is."""
 
     def __init__(self, units: int, family: int, *, alone: bool = False) -> None:
         self._count = units
@@ -194,7 +197,10 @@ class Comparison:
         self._steps = 0
 
     def note(self, values: Sequence[float], steps: int = 1) -> list[int]:
-        """A row of all units: one step, or the mean of some. Which of them have just become suspicious enough."""
+        """Add a row of all units: one step, or the mean of some.
+
+        Return the indices of units whose evidence has just become strong enough.
+        """
         if not self._count:
             return []
         deviations = list(values) if self._alone else against_others(values)
@@ -245,10 +251,10 @@ class Comparison:
 
 
 def steps_needed(compared: Comparison, sigmas: float = 2.33) -> float:
-    """After how many steps a unit of middling noise that begins to need 10 % more is found by `changed`.
+    """Return the steps after which `changed` finds a unit of median noise that begins to need 10 % more.
 
-    Its sum rises by d = SLOW^2 / 2 sigma^2 a step, and after n steps scatters by sqrt(2 d n): that is so in 99 of 100
-    cases when d n - 2.33 sqrt(2 d n) is the limit.
+    Its sum rises by d = SLOW^2 / 2 sigma^2 a step, and after n steps scatters by sqrt(2 d n). In 99 of 100 cases, the
+    unit is found when d n - 2.33 sqrt(2 d n) is the limit.
     """
     sigma = median([unit.sigma for unit in compared.units])
     rise = SLOW * SLOW / (2 * sigma * sigma)

@@ -1,15 +1,17 @@
-"""Slow ranks of a job that trains: found step by step, and told with what is slow and why we think so.
+"""Detection of slow ranks in a job that trains, step by step. Each is reported with its slow part and the reason.
 
 Rules:
 
-1. A rank is slow that the others wait for: it needs longer than they do, or than its own history says, and waits less.
-2. What counts is a rank's own time with the waiting for data, without the collectives; where it is known how much a
-   rank was given to do (`Step.work`), without what that explains. Who has more to do is not blamed.
-3. Steps of another kind are set aside: the first ones, and those that take everybody twice as long as usual. What
-   happens to one rank now and then (a checkpoint, a pause) is bounded by the tests.
-4. Ranks are compared with ranks, nodes with nodes (by the median of their ranks), the time that the collectives need
-   beside all waiting with its own history. What a stage of a pipeline has always had more to do is taken off first.
-5. State is bounded: the newest `WINDOW` steps of each rank; one step costs O(ranks), with one sort.
+1. A rank is slow if the others wait for it. It needs longer than they do, or than its own history predicts, and it
+   waits less.
+2. A rank's own time and its waiting for data count, without the collectives. Where a rank's amount of work is known
+   (`Step.work`), the time that the work explains is left out. A rank with more to do is not blamed.
+3. Steps of another kind are set aside: the first ones, and those that take everybody twice as long as usual. Occasional
+   events on one rank (a checkpoint, a pause) have a bounded effect on the tests.
+4. Ranks are compared with ranks, and nodes with nodes (by the median of their ranks). The time that the collectives
+   need beside all waiting is compared with its own history. The constant excess of a pipeline's stage is taken off
+   first.
+5. State is bounded: the newest `WINDOW` steps of each rank. One step costs O(ranks), with one sort.
 """
 
 import math
@@ -38,10 +40,10 @@ T = TypeVar("T")
 
 
 class Step(NamedTuple):
-    """One step of one rank, or the mean of `steps` that lie one after the other, of which `step` is the last.
+    """One step of one rank, or the mean of `steps` successive ones, of which `step` is the last.
 
-    `own_s` is all that is neither waiting for others nor for data; `work` whatever that time is made of (tokens, say),
-    0 if it is not known.
+    `own_s` is all time without the waiting for others and for data. `work` is the amount of work in that time (tokens,
+    for example), 0 if it is not known.
     """
 
     rank: JobRank
@@ -54,23 +56,23 @@ class Step(NamedTuple):
 
     @property
     def busy_s(self) -> float:
-        """What the others wait for."""
+        """Time for which the others wait, in seconds."""
         return max(_LEAST_S, self.own_s + self.data_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the ranks are: the node of each, and, if the job has said so, its stage of the pipeline."""
+    """Places of the ranks: the node of each and, if the job has given it, its stage of the pipeline."""
 
     nodes: Mapping[JobRank, NodeRank]
     stages: Mapping[JobRank, int] = field(default_factory=dict)
 
     def ranks_by_node(self) -> dict[NodeRank, list[JobRank]]:
-        """The ranks of each node."""
+        """Return the ranks of each node."""
         return _grouped(self.nodes)
 
     def ranks_by_stage(self) -> dict[int, list[JobRank]]:
-        """The ranks of each stage; nothing if it is not known of all."""
+        """Return the ranks of each stage; nothing if the stage of any rank is unknown."""
         return _grouped(self.stages) if self.stages.keys() >= self.nodes.keys() else {}
 
 
@@ -82,7 +84,7 @@ def _grouped(numbers: Mapping[JobRank, T]) -> dict[T, list[JobRank]]:
 
 
 class Stragglers:
-    """Takes whole steps, in their order, and tells of each straggler once."""
+    """Detector of one world. It receives whole steps in their order, and reports each straggler once."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -95,7 +97,7 @@ class Stragglers:
         self.restart()
 
     def restart(self) -> None:
-        """The world is a new one, or its processes are: what was learned does not hold any more."""
+        """Forget all that was learned: the world is a new one, or its processes are."""
         family = len(self._ranks) + len(self._nodes) + 1
         self._by_rank = Comparison(len(self._ranks), family)
         self._by_node = Comparison(len(self._nodes), family)
@@ -107,17 +109,17 @@ class Stragglers:
         self._seen = 0
         self._typical = math.nan
         self._seasonal = 0
-        """So many in a row took everybody far longer than usual."""
+        """Number of steps in a row that took everybody far longer than usual."""
         self.step_s, self._steps_timed = 0.0, 0
-        """What a step takes, over many of them."""
+        """Length of a step, as the mean over many of them."""
         self.knows_work = False
-        """The ranks tell how much they were given to do."""
+        """True if the ranks report how much they were given to do."""
         self._stage_offsets = [0.0] * len(self._stages)
         self._stages_seen = 0
         self._stages_told = False
 
     def note(self, row: Sequence[Step]) -> tuple[Straggler, ...]:
-        """The next step, of all ranks; one of which a rank is missing is not judged."""
+        """Add the next step of all ranks, and return the new stragglers. A step that lacks a rank is not judged."""
         steps = sorted(row)
         if [one.rank for one in steps] != self._ranks or len(steps) < 2:
             return ()
@@ -145,7 +147,7 @@ class Stragglers:
         )
 
     def times(self) -> dict[JobRank, tuple[float, float, float]]:
-        """Of each rank what it has needed itself for a step lately, what it waited for others, and what for data."""
+        """Return each rank's recent times for a step: its own, the waiting for others, and the waiting for data."""
         newest = [*self._window][-_LATELY:]
         return {
             rank: (
@@ -157,22 +159,22 @@ class Stragglers:
         }
 
     def lasts(self, ranks: Sequence[JobRank]) -> bool:
-        """Whether all of these ranks are as slow as they were told to be."""
+        """Return whether all of these ranks are still as slow as was reported."""
         units = dict(zip(self._ranks, self._by_rank.units, strict=False))
         return all(rank in units and units[rank].told for rank in ranks)
 
     def steps_needed(self) -> float:
-        """After how many steps a rank that becomes 10 % slower is found here, in 99 of 100 cases; inf while it learns.
+        """Return the steps after which a rank that becomes 10 % slower is found, in 99 of 100 cases.
 
-        It is the ranks' own noise that decides it, whatever the method: what varies by 6 % takes some 25 steps, what
-        varies by 30 % some 500.
+        The result is inf during learning. The ranks' own noise decides it, whatever the method: times that vary by 6 %
+        take some 25 steps, and times that vary by 30 % some 500.
         """
         return steps_needed(self._by_rank) if self._by_rank.units else math.inf
 
-    # ---- what is compared
+    # ---- values that are compared
 
     def _values(self, steps: Sequence[Step]) -> tuple[list[float], list[float]]:
-        """The logarithm of what each rank needed, without what its work explains; and what that is."""
+        """Return the logarithm of each rank's time without the part that its work explains, and that part."""
         works = [one.work for one in steps]
         self.knows_work = min(works) > 0
         if not self.knows_work:
@@ -185,7 +187,7 @@ class Stragglers:
         ], given
 
     def _of_season(self, values: Sequence[float]) -> bool:
-        """Whether this step takes everybody far longer than usual; if some in a row do, that is usual from now on."""
+        """Return whether this step takes everybody far longer than usual. Some such steps in a row become the usual."""
         centre = median(values)
         if self._typical != self._typical or self._seasonal == _SEASON_STEPS:
             self._typical = centre
@@ -195,14 +197,14 @@ class Stragglers:
         return self._seasonal > 0
 
     def _usual_step_s(self, lasted_s: float) -> float:
-        """What a step takes, over many of them: their lengths may vary."""
+        """Return the mean length of a step, over many of them: their lengths may vary."""
         self._steps_timed += 1
         kept_s = min(lasted_s, 3 * self.step_s) if self.step_s else lasted_s
         self.step_s += (kept_s - self.step_s) / min(self._steps_timed, _STEP_STEPS)
         return self.step_s
 
     def _level_stages(self, values: list[float]) -> None:
-        """Take off what a stage of the pipeline has always had more to do than the others."""
+        """Take off the constant excess of a pipeline's stage over the other stages."""
         if len(self._stages) < 2:
             return
         centre = median(values)
@@ -214,10 +216,10 @@ class Stragglers:
             for index in indices:
                 values[index] -= self._stage_offsets[number]
 
-    # ---- what is told
+    # ---- reports
 
     def _tell(self, slow_ranks: Sequence[int], slow_nodes: Sequence[int]) -> list[Straggler]:
-        """Both are given by their indices."""
+        """Return the stragglers among ranks and nodes, which are both given by their indices."""
         told = []
         for number in slow_nodes:
             indices = [*self._nodes.values()][number]
@@ -245,7 +247,7 @@ class Stragglers:
             self._by_rank.units[index].told = True
 
     def _tell_link(self, links: Sequence[int]) -> list[Straggler]:
-        """The network, unless a slow rank explains it."""
+        """Return the network as a straggler, unless a slow rank explains its delay."""
         blamed = [unit for unit in self._by_rank.units if unit.told or unit.score > self._by_rank.limit / 2]
         if not links or blamed:
             return []
@@ -266,7 +268,7 @@ class Stragglers:
         return told
 
     def _tell_stages(self) -> list[Straggler]:
-        """A stage that has always had more to do: nobody's machine is slow."""
+        """Return a stage that has always had more to do: nobody's machine is slow."""
         if self._stages_told or self._stages_seen < _STAGE_STEPS // 4:
             return []
         middle = median(self._stage_offsets)
@@ -288,7 +290,7 @@ def _columns(steps: Sequence[Step]) -> tuple[Sequence[float], Sequence[float], S
 
 
 def judge(rows: Sequence[Sequence[Step]], layout: Layout) -> tuple[Straggler, ...]:
-    """What is to be said of a job from these steps alone; it takes `WARM_UP` + `LEARN` of them to say anything."""
+    """Return the stragglers that these steps alone show. At least `WARM_UP` + `LEARN` steps are needed to find any."""
     detector = Stragglers(layout)
     return tuple(found for row in rows for found in detector.note(row))
 

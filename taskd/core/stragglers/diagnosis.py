@@ -1,11 +1,12 @@
-"""What a straggler is told as: whose fault the slowness is, the figures that say so, and a sentence.
+"""Description of a straggler: the cause of the slowness, the figures that prove it, and a sentence.
 
 Rules:
 
-1. A test has found a unit; here the newest steps are asked what is slow in them. If they do not bear it out (the median
-   is not slow, or it waits as long as the others), nothing is told, and the test is asked again with the next step.
-2. One blamed rank: its data loading if half of the excess is there, else its computing. If three quarters of its
-   node's ranks are slow, it is the node, and never if fewer are.
+1. A test has found a unit, and its newest steps are searched for the slow part. They may refute it: the median is not
+   slow, or the unit waits as long as the others. Then nothing is reported, and the test decides again with the next
+   step.
+2. If one rank is blamed, the cause is its data loading if more than half of the excess is there, else its computing.
+   If three quarters of its node's ranks are slow, the node is blamed, and never if fewer are.
 3. Work, pipeline and network blame no rank: `Straggler.blamed` is empty.
 """
 
@@ -23,7 +24,7 @@ _MATES: Final = 0.75
 
 
 class SlowCause(Enum):
-    """What is slow."""
+    """Cause of a slowness."""
 
     COMPUTE = "compute"
     NODE = "node"
@@ -37,9 +38,9 @@ HARDWARE: Final = (SlowCause.COMPUTE, SlowCause.NODE)
 
 
 class Column(NamedTuple):
-    """`steps` steps of all ranks, in their order, the last of which is `step`.
+    """Successive steps of all ranks, with the ranks in their order. There are `steps` of them, and `step` is the last.
 
-    `values`: what was compared; `given`: what their work explains.
+    `values`: the compared values; `given`: the part of the times that the ranks' work explains.
     """
 
     step: int
@@ -52,17 +53,17 @@ class Column(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The first of its steps."""
+        """First of its steps."""
         return self.step - self.steps + 1
 
     def transfer_s(self) -> float:
-        """What is waited beside the waiting for the slowest rank: the middle of the ranks."""
+        """Return the waiting time beside the waiting for the slowest rank: the median of the ranks."""
         busy = [own + data for own, data in zip(self.own_s, self.data_s, strict=True)]
         slowest = max(busy)
         return median([max(0.0, wait - slowest + one) for wait, one in zip(self.waited_s, busy, strict=True)])
 
     def lasted_s(self) -> float:
-        """The step, as most ranks have seen it."""
+        """Return the length of the step, as most ranks have seen it."""
         return median([sum(parts) for parts in zip(self.own_s, self.waited_s, self.data_s, strict=True)])
 
 
@@ -71,12 +72,12 @@ class Straggler:
     """A diagnosis of the pace of a job.
 
     Attributes:
-        ranks: those that it is about; none if it is the network as a whole.
-        since: the first step at which it was so.
-        from_start: it was so in the first step that was seen: no healthy history speaks against it.
-        steps: over so many steps.
+        ranks: the ranks concerned; none if it is the network as a whole.
+        since: the first slow step.
+        from_start: it was slow in the first step that was seen, so there is no healthy history of it.
+        steps: number of steps that it rests on.
         excess: 0.3 for 30 % more time than the others (`LINK`: of the whole step).
-        own_s: what a step costs the blamed, and `usual_s` what it costs the others.
+        own_s: seconds of a step for the blamed, and `usual_s` for the others.
         score: the log likelihood ratio: a healthy job comes to it once in about exp(score) rank-steps.
 
     """
@@ -94,17 +95,17 @@ class Straggler:
 
     @property
     def excess_s(self) -> float:
-        """What it costs the others in each step."""
+        """Cost for the others in each step, in seconds."""
         return self.own_s - self.usual_s if self.cause is SlowCause.DATA else self.excess * self.usual_s
 
     @property
     def blamed(self) -> tuple[JobRank, ...]:
-        """Ranks whose machine, process or data loading is held to be slow."""
+        """Ranks whose machine, process or data loading is considered slow."""
         return self.ranks if self.cause in (*HARDWARE, SlowCause.DATA) else ()
 
     @classmethod
     def of_link(cls, newest: Sequence[Column], rise: float, waited_s: float, score: float) -> "Straggler":
-        """The collectives take longer, and no rank does."""
+        """Describe a slow network: the collectives take longer, and no rank does."""
         since, steps = newest[0].first, _steps(newest)
         told = (
             f"Collectives take {rise:.0%} of a step longer than before, though no rank computes longer: the network "
@@ -115,7 +116,7 @@ class Straggler:
 
     @classmethod
     def of_work(cls, rank: JobRank, window: Sequence[Column], more: float, score: float) -> "Straggler":
-        """One rank is given more to do than the others."""
+        """Describe a rank that is given more to do than the others."""
         excess = math.expm1(more)
         told = (
             f"Rank {rank} is given {excess:.0%} more work than the others: nothing is slow. Why: for what it is given "
@@ -125,7 +126,7 @@ class Straggler:
 
     @classmethod
     def of_stages(cls, ranks: Sequence[JobRank], since: int, steps: int, more: float) -> "Straggler":
-        """One stage of a pipeline has always needed longer."""
+        """Describe a stage of a pipeline that has always needed longer."""
         excess = math.expm1(more)
         told = (
             f"The stage of {names(ranks)} has needed {excess:.0%} more than the other stages since step {since}: the "
@@ -137,7 +138,7 @@ class Straggler:
 def explain_unit(
     window: Collection[Column], unit: Unit, indices: Sequence[int], ranks: Sequence[JobRank], begun_at: int
 ) -> Straggler | None:
-    """A node whose ranks are slow together."""
+    """Return the diagnosis of a node whose ranks are slow together; None if the newest steps refute it."""
     newest, since, from_start = _since(window, unit, begun_at)
     if not _lasting(newest, indices, unit) or not _together(_late(newest), indices, _excess(_late(newest), indices)):
         return None
@@ -147,7 +148,10 @@ def explain_unit(
 def explain_rank(
     window: Collection[Column], unit: Unit, index: int, mates: Sequence[int], ranks: Sequence[JobRank], begun_at: int
 ) -> Straggler | None:
-    """A rank that is slow; with its node, if the others there are slow too."""
+    """Return the diagnosis of a slow rank, or of its node if the others there are slow too.
+
+    Return None if the newest steps refute it.
+    """
     newest, since, from_start = _since(window, unit, begun_at)
     if not _lasting(newest, [index], unit):
         return None
@@ -156,30 +160,33 @@ def explain_rank(
 
 
 def _since(window: Collection[Column], unit: Unit, begun_at: int) -> tuple[list[Column], int, bool]:
-    """The newest steps in which the unit was slow, the first of them all, and whether it was never seen otherwise."""
+    """Return the newest steps in which the unit was slow, the first slow step, and whether it has always been slow."""
     newest = [*window][-unit.lasted :]
-    before = (unit.lasted - len(newest)) * newest[0].steps  # about so many lie before the window
+    before = (unit.lasted - len(newest)) * newest[0].steps  # about as many steps lie before the window
     since = max(begun_at, newest[0].first - before)
     return newest, since, unit.stands and since - begun_at <= EARLY
 
 
 EARLY: Final = 16
-"""Slow within so many steps of the first is slow from the start."""
+"""Steps from the first one within which a slowness counts as one from the start."""
 
 
 def _together(newest: Sequence[Column], indices: Sequence[int], excess: float) -> bool:
-    """Whether most ranks of a node are at least half as slow, as held against the ranks of other nodes."""
+    """Return whether most ranks of a node are at least half as slow, compared with the ranks of other nodes."""
     slow = [index for index in indices if _excess(newest, [index], without=indices) >= excess / 2]
     return 1 < len(indices) < len(newest[0].values) and len(slow) >= _MATES * len(indices)
 
 
 def _late(newest: Sequence[Column]) -> Sequence[Column]:
-    """The later half: at its beginning a sum may have risen by chance."""
+    """Return the later half: at the beginning of the steps, a sum may have risen by chance."""
     return newest[-max(LEAST_STEPS, len(newest) // 2) :]
 
 
 def _excess(newest: Sequence[Column], indices: Sequence[int], without: Sequence[int] = ()) -> float:
-    """How much more the ranks at these indices need than the others, as a logarithm: the median over the steps."""
+    """Return how much more time the ranks at these indices need than the others.
+
+    The result is the logarithm of the ratio, as the median over the steps.
+    """
     left_out = {*indices, *without}
     others = [index for index in range(len(newest[0].values)) if index not in left_out]
     return median(
@@ -191,9 +198,9 @@ def _excess(newest: Sequence[Column], indices: Sequence[int], without: Sequence[
 
 
 def _lasting(newest: Sequence[Column], indices: Sequence[int], unit: Unit) -> bool:
-    """The ranks at these indices are slow in most of the steps, and nothing says that the others do not wait for them.
+    """Return whether the ranks at these indices are slow in most of the steps, and the others may be waiting for them.
 
-    In more than half of the steps by two deviations they would wait longer than the others: then they hold up nobody.
+    If they wait longer than the others in more than half of the steps by two deviations, they hold up nobody.
     """
     others = [index for index in range(len(newest[0].values)) if index not in indices]
     least = (EVEN + SLOW) / 2 if unit.stands else max(0.8 * EVEN, SLOW / 2)
@@ -234,7 +241,7 @@ def _told(
 
 
 def _lost_s(columns: Sequence[Column], indices: Sequence[int], others: Sequence[int]) -> float:
-    """What these ranks have needed more than the others for a step, had all been given the usual work."""
+    """Return the time that these ranks need more than the others for a step, if all had been given the usual work."""
     return sum(
         math.exp(median([column.values[index] for index in others])) * math.expm1(_excess([column], indices))
         for column in columns
@@ -246,5 +253,5 @@ def _steps(columns: Sequence[Column]) -> int:
 
 
 def _mean(columns: Sequence[Sequence[float]], indices: Sequence[int]) -> float:
-    """Of the medians over these indices: one rank's pause is not the others' time."""
+    """Return the mean of the medians over these indices: one rank's pause is not the others' time."""
     return sum(median([column[index] for index in indices]) for column in columns) / len(columns)

@@ -1,13 +1,13 @@
-"""Whether a straggler is only told, or its node leaves the job for a spare.
+"""Decision on a straggler: it is only reported, or its node leaves the job for a spare.
 
 Rules:
 
-1. A node leaves only if a spare waits for each place, and the machine itself is held to be slow: never for work,
-   pipeline, data loading or network, which a spare would have as well. (The job must have asked for it, too.)
+1. A node leaves only if a spare waits for each place and the machine itself is considered slow. Work, pipeline, data
+   loading and network are no reason, because a spare would be as slow. (The job must have asked for exclusion, too.)
 2. The unit of exclusion is the node: a spare takes a place, not a rank.
-3. What has been slow from the start leaves only if it is known how much each rank was given to do: otherwise it may
+3. A rank that was slow from the start leaves only if it is known how much each rank was given to do. Otherwise it may
    have been given more.
-4. It must be worth a pause of all: `WORTH` and more.
+4. The exclusion must be worth a pause of all ranks: that begins at an excess of `WORTH`.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ WORTH: Final = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """The places whose nodes leave, and why; or why none does."""
+    """Places whose nodes leave, and the reason; or the reason why none does."""
 
     places: tuple[NodeRank, ...]
     reason: str
 
 
 def exclusion(found: Straggler, layout: Layout, spares: int, *, even: bool = False) -> Exclusion:
-    """What follows from a diagnosis. `spares`: nodes that wait for a place; `even`: it is known what each has to do."""
+    """Decide which nodes leave. `spares`: nodes that wait for a place; `even`: it is known what each rank has to do."""
     places = tuple(sorted({layout.nodes[rank] for rank in found.blamed if rank in layout.nodes}))
     reason = _why_not(found, places, spares, even)
     if reason:

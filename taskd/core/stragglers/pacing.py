@@ -1,13 +1,13 @@
-"""What becomes of the spans that ranks report: rows, stragglers, and what the job is told of them.
+"""Pace of a job: from the spans that ranks report to rows, stragglers, and the reports on them.
 
 Rules:
 
-1. Each world is followed from its own beginning: what was learned of another one does not hold in it.
-2. Where a node's ranks have fewer cores than there are ranks, the scheduler makes one or the other slower than the rest
-   for minutes. There only what is far slower is told: `CROWDED_EXCESS`.
-3. What costs the job less than `LEAST_SHARE` of a step is not told.
-4. A row of 16,384 ranks costs 0.2 s. The more ranks there are, the longer a row lasts, so that rows take no more than
-   3 % of the manager's time.
+1. Each world is followed from its own beginning: knowledge of another one does not hold in it.
+2. Where a node has fewer cores than ranks, the scheduler makes one rank or another slower than the rest for minutes.
+   There, only a rank that is far slower is reported: `CROWDED_EXCESS`.
+3. A slowness that costs the job less than `LEAST_SHARE` of a step is not reported.
+4. A row of 16,384 ranks costs 0.2 s. The more ranks there are, the longer a row lasts, so rows take no more than 3 % of
+   the manager's time.
 """
 
 from collections.abc import Iterable
@@ -23,8 +23,9 @@ from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 CROWDED_EXCESS: Final = 0.4
-"""In even jobs of four ranks on two cores the worst mostly needed 1.25 times of what the others did; one that computes
-twice as much was measured to need 1.5 to 1.9 times."""
+"""In even jobs of four ranks on two cores, the worst rank mostly needed 1.25 times as long as the others. One that
+computes twice as much was measured to need 1.5 to 1.9 times as long.
+"""
 LEAST_SHARE: Final = 0.05
 EVERY_S: Final = 1.0
 _RANKS_A_SECOND: Final = 2048
@@ -39,24 +40,24 @@ _KINDS: Final = {
 
 
 class Pacing:
-    """The pace of one world."""
+    """Pace of one world."""
 
     def __init__(self, layout: Layout, *, crowded: bool) -> None:
-        """`crowded`: somewhere ranks share cores."""
+        """Follow the ranks of a layout. `crowded`: somewhere ranks share cores."""
         self.layout = layout
         self._crowded = crowded
         self._rows = Rows(layout.nodes)
         self._detector = Stragglers(layout)
         self.every_s = max(EVERY_S, len(layout.nodes) / _RANKS_A_SECOND)
-        """So often it is worth asking what was found."""
+        """Interval, in seconds, at which it is worth calling `found`."""
 
     def hear(self, spans: Iterable[RankSpan]) -> None:
-        """What ranks say of themselves."""
+        """Receive the ranks' reports on themselves."""
         for span in spans:
             self._rows.hear(span)
 
     def found(self) -> list[Straggler]:
-        """What can be told now and was not."""
+        """Return the stragglers that can be reported now and have not been."""
         found: list[Straggler] = []
         while (row := self._rows.take(longest=self.every_s > EVERY_S)) is not None:
             found += self._detector.note(row)
@@ -69,16 +70,16 @@ class Pacing:
         return enough and (not self._crowded or one.excess >= CROWDED_EXCESS)
 
     def lasts(self, one: Straggler) -> bool:
-        """Whether what was found has not passed."""
+        """Return whether a straggler still is one."""
         return self._detector.lasts(one.ranks)
 
     @property
     def knows_work(self) -> bool:
-        """Whether the ranks have told how much they were given to do."""
+        """True if the ranks have reported how much they were given to do."""
         return self._detector.knows_work
 
     def diagnosis(self, one: Straggler) -> tuple[Diagnosis, dict[JobRank, Evidence]]:
-        """For the job's log: the diagnosis, and how fast each rank has been lately."""
+        """Return the diagnosis for the job's log, and each rank's recent pace."""
         evidence = {
             rank: Evidence(self.layout.nodes[rank], pace=Pace(one.steps, own + waited + data, waited, data))
             for rank, (own, waited, data) in self._detector.times().items()

@@ -1,12 +1,12 @@
-"""From what single ranks report of their newest steps to rows that the detector takes: all ranks over the same steps.
+"""Rows for the detector, from single ranks' reports on their newest steps: all ranks over the same steps.
 
 Rules:
 
-1. A rank's report is a span: some steps, one after the other, that end with `step`. One that is heard again changes
-   nothing; one that was lost is a gap.
+1. A rank's report is a span: some successive steps that end with `step`. A span that is received again changes nothing,
+   and a lost one is a gap.
 2. A row ends at the first step by which each rank has ended a span, and waits until all have passed it. It takes all
    spans that end by then. Ranks whose spans end at the same steps are compared exactly, others to within a span.
-3. Spans that nobody needs any more are bounded: of a rank that is heard of alone, only the newest `ROOM` are kept.
+3. Unused spans are bounded: if a rank reports while others do not, only its newest `ROOM` spans are kept.
 """
 
 from collections import deque
@@ -21,20 +21,20 @@ ROOM: Final = 64
 
 
 class Rows:
-    """Takes spans as they come, and gives rows of all ranks."""
+    """Buffer that receives spans as they come, and returns rows of all ranks."""
 
     def __init__(self, ranks: Iterable[JobRank]) -> None:
         self._spans: dict[JobRank, deque[RankSpan]] = {rank: deque(maxlen=ROOM) for rank in ranks}
         self._newest = dict.fromkeys(self._spans, -1)
 
     def hear(self, span: RankSpan) -> None:
-        """What a rank says of itself; of a rank that is not of this world it is ignored."""
+        """Record a rank's span. A span of a rank that is not of this world is ignored."""
         if span.rank in self._spans and span.step > self._newest[span.rank] and span.steps > 0:
             self._newest[span.rank] = span.step
             self._spans[span.rank].append(span)
 
     def take(self, *, longest: bool = False) -> list[Step] | None:
-        """The next row, or all that there is as one; None until it is whole."""
+        """Remove and return the next row, or all complete steps as one row if `longest`; None until a row is whole."""
         if not self._spans or not all(self._spans.values()):
             return None
         until = max(spans[0].step for spans in self._spans.values())

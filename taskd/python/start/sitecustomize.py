@@ -1,7 +1,7 @@
 """First import of the interpreter in a rank and in the template: see `taskd.adaptors.torchrun.start`.
 
-The interpreter prints an exception raised here, and then runs the script. A rank may go on like that. A template holds
-no rank: it would train alone and overwrite the job's files. So any exception ends a template.
+The interpreter prints an exception raised here, and then runs the script. A rank may continue like that. A template
+holds no rank: it would train alone and overwrite the job's files. So any exception ends a template.
 """
 
 import os
@@ -12,7 +12,7 @@ _here = os.path.dirname(__file__)
 _path = [entry for entry in sys.path if entry != _here]
 _library = os.path.dirname(os.__file__)
 _package = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
-# The standard library and taskd themselves, whatever has their names in the directories that the user has put first.
+# The standard library and taskd come first: a module of the same name in a directory of the user must not shadow them.
 _clean = [_library, f"{_library}/lib-dynload", _package, *_path]
 
 
@@ -26,14 +26,14 @@ def _begin() -> None:
 
 
 def _step_aside() -> None:
-    """Import the machine's own module of this name, and nothing of taskd."""
+    """Import the machine's own `sitecustomize`, and nothing of taskd."""
     ours = sys.modules.pop("sitecustomize")
     sys.path[:] = _path
     try:
         __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
-            raise  # the interpreter prints it
+            raise  # the interpreter prints the error
     finally:
         sys.modules.setdefault("sitecustomize", ours)
 
@@ -44,7 +44,7 @@ if _wrapped not in (None, "", f"{sys.implementation.cache_tag}:{sys.prefix}"):
 elif sys.argv[-1:] == ["taskd.python.template"]:  # `command.TEMPLATE`, before anything of taskd is imported
     try:
         _begin()
-    except BaseException:  # noqa: BLE001 - whatever it is, the script must not run
+    except BaseException:  # noqa: BLE001 - after any exception the script must not run
         try:
             sys.excepthook(*sys.exc_info())
         finally:

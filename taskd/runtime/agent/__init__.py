@@ -1,1 +1,1 @@
-"""The agent: a thread in each torchrun, and what it knows of the processes of its node."""
+"""The agent: a thread in each torchrun, and its records of the processes of its node."""

@@ -2,10 +2,9 @@
 
 Rules:
 
-1. `taskd.core.agent` decides what is done with each process; this loop receives, asks it, and performs.
+1. `taskd.core.agent` decides on each process. This loop receives events, passes them on, and performs the actions.
 2. One thread owns all state. torchrun's main thread only leaves notes in the inbox.
-3. Without an answer of the manager for `manager_wait_s`, torchrun's own behaviour takes over, with one warning; when
-   the manager answers again, taskd takes back.
+3. After `manager_wait_s` without an answer, torchrun takes over, with one warning, until the manager answers again.
 4. However this thread ends, no rank waits for an order any more, and torchrun's own behaviour takes over (`_desert`).
 """
 
@@ -68,7 +67,7 @@ ENDS = "torchrun ends its ranks"
 
 
 class NodeAgent:
-    """Implements `NodeRuntime` of `ports`. `serve_store` makes the node's store server; `named`: see `RankFiles`."""
+    """Implementation of `ports.NodeRuntime`. `serve_store` starts the store's server; `named`: see `RankFiles`."""
 
     pool, listens = StandbyPool, True
 
@@ -86,13 +85,14 @@ class NodeAgent:
             opened.callback(self._deaths.close)
             self._loop = AgentLoop(self._serve, self._desert)
             opened.pop_all()
-        self._pool = self.pool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108  not yet there
+        # The lambda is needed: `_ranks` does not exist yet.
+        self._pool = self.pool(self._server, config.standbys, lambda: self._ranks.start_template())  # noqa: PLW0108
         self._ranks = RankSupervisor(self._files, self._deaths, self._pool, config.preload)
         self._processes = self._ranks.processes
         self._observer = Observer(config.job_id, self._ranks, self._reports.proof)
         self._identity: NodeIdentity | None = None
         self._host: WorkerHost | None = None
-        """The newest, whether this thread has taken it over yet or not."""
+        """Newest host, even if this thread has not taken it over yet."""
         self._link: AgentSocket | None = None
         self._manager: Manager | None = None
         self._closed = self._leaving = self._warned = False
@@ -107,11 +107,11 @@ class NodeAgent:
     # ---- torchrun's side (main thread)
 
     def worker_environment(self, local_rank: LocalRank) -> dict[str, str]:
-        """Variables of a process that torchrun itself is about to start."""
+        """Return the variables of a process that torchrun itself is about to start."""
         return self._ranks.fresh_environment(local_rank, self._node.generation, self.places or 0)
 
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
-        """All processes of this node run."""
+        """Take over the processes of this node, which all run."""
         self._host = host
         if self._loop.post(lambda: self._take_over(host, identity)):
             self._loop.begin()
@@ -119,7 +119,7 @@ class NodeAgent:
             host.stock()
 
     def ask(self, wants: NodeRank, local_ranks: int, least: int, templates: Templates) -> None:
-        """Tell the manager that this node comes."""
+        """Announce this node to the manager."""
         self._reports.wants, self._reports.least, self._local_ranks = wants, least, local_ranks
         self._ranks.lend(templates)
         self._loop.post(self._come)
@@ -127,29 +127,29 @@ class NodeAgent:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by an error: processes that start now are torchrun's alone."""
+        """True if the agent has ended by an error: processes that start now are torchrun's alone."""
         return self._loop.deserted
 
     @property
     def checks(self) -> bool:
-        """Whether this node is to be checked before it trains."""
+        """True if this node is to be checked before it trains."""
         return self._config.node_check
 
     def await_check(self) -> str:
-        """Wait until it was: why it must leave, or nothing."""
+        """Wait for the node check; return why this node must leave the job, or ""."""
         return self._job.await_check() if self.checks else ""
 
     def outlook(self, timeout_s: float | None) -> Outlook:
-        """What this node finds; see `JobStatus.outlook`."""
+        """Return the job's phase as this node finds it; see `JobStatus.outlook`."""
         return self._job.outlook(timeout_s)
 
     @property
     def places(self) -> int | None:
-        """Places of the job, as the manager says."""
+        """Number of places of the job, as the manager reports it."""
         return self._job.places
 
     def await_end(self, timeout_s: float) -> bool:
-        """Wait until the job has ended, if its world is no longer the one that torchrun has formed."""
+        """Wait for the job's end if its world is no longer the one that torchrun formed; return whether it was so."""
         if self._stock or (self._node.generation == 0 and not self._resized):
             return False
         self._job.await_end(timeout_s)
@@ -160,7 +160,7 @@ class NodeAgent:
         return self._identity is None or self._identity.candidate or self._ranks.moved
 
     def stopping(self) -> None:
-        """torchrun is about to end the processes: recover nothing any more. Returns when that is certain."""
+        """Stop all recovery, because torchrun is about to end the processes. Return when that is certain."""
         if not self._closed:
             self._loop.settle(self._rest)
 
@@ -170,7 +170,7 @@ class NodeAgent:
         self._ranks.release_waiting(self._node, ENDS)
 
     def stop(self, *, deserts: bool = False) -> None:
-        """The processes have ended, or are left to torchrun: close everything."""
+        """Close everything, after the processes have ended or were left to torchrun."""
         if self._closed:
             return
         self._loop.post(self._desert if deserts else self._rest)
@@ -178,7 +178,7 @@ class NodeAgent:
         if not ends:
             logger.error("the agent of this node does not end; torchrun ends without it (please report this)")
             return
-        with ExitStack() as closing:  # the last first, each whatever becomes of the others
+        with ExitStack() as closing:  # in reverse order; each step runs even if another one fails
             closing.callback(self._loop.close)
             if self._link is not None:
                 closing.callback(self._link.close, flush_s=0.2)  # the last word: this node leaves
@@ -200,10 +200,10 @@ class NodeAgent:
         self._report()
 
     def _desert(self) -> None:
-        """Leave the ranks to torchrun: each step, whatever becomes of the others."""
+        """Leave the ranks to torchrun; each step runs even if another one fails."""
         self._stock = self._reports.deserted = self._files.deserted = True
-        with ExitStack() as steps:  # the last first
-            steps.callback(self._report)  # the other nodes' agents leave theirs, too
+        with ExitStack() as steps:  # in reverse order
+            steps.callback(self._report)  # the other nodes' agents then leave their ranks, too
             if self._host is not None:
                 steps.callback(self._host.stock)
             steps.callback(self._job.give_up)
@@ -217,7 +217,7 @@ class NodeAgent:
     def _receive(self, poller: zmq.Poller) -> None:
         self._loop.work()
         endings = self._deaths.events()
-        for peer, message in self._processes.in_time(self._server.receive()):  # of a dead one: they explain its end
+        for peer, message in self._processes.in_time(self._server.receive()):  # first: they may explain an end
             self._hear_local(peer, message)
         for ending in endings:
             if not self._node_checker.ended(ending):
@@ -270,7 +270,7 @@ class NodeAgent:
             self._reports.store = self._serve_store()
             self._link, self._manager = connect(self._config, self._local_ranks, self._files, self._loop.__len__)
 
-    # ---- what comes in
+    # ---- received messages
 
     def _hear_local(self, peer: Peer, message: FromLocal | None) -> None:
         match message:
@@ -293,7 +293,7 @@ class NodeAgent:
             case Modules():
                 self._pool.import_modules(message.names)
                 if self._link is not None:
-                    self._link.send(message)  # a spare imports them too; lost, that takes it longer
+                    self._link.send(message)  # spares import them too; a lost message only slows them
             case _:
                 assert_never(message)
 
@@ -340,7 +340,7 @@ class NodeAgent:
                 logger.warning("the manager answers: taskd recovers again")
             self._ranks.manage()
         if self._identity is None:
-            return  # not ready for a place; it is told again
+            return  # not ready for a place; the directive comes again
         self._ranks.follow(self._node, directive, elsewhere=self._manager is None)
         if directive.order is Order.RUN:
             self._pool.refill()
@@ -348,7 +348,7 @@ class NodeAgent:
         self._observer.answer_probe(self._node, directive.probe)
 
     def _watch_the_clock(self) -> None:
-        if self._link is not None and not (self._leaving or self._node.stopped):  # then nobody needs a manager
+        if self._link is not None and not (self._leaving or self._node.stopped):  # then no manager is needed
             why = self._timeout.look(need_of(self._node), self._link.trouble, embedded=self._manager is not None)
             if why:
                 self._go_stock(why)
@@ -357,7 +357,7 @@ class NodeAgent:
         self._node_checker.expire()
 
     def _leave(self, reason: str) -> None:
-        """This node was found unfit: nothing of it may train."""
+        """Leave the job: this node was found unfit, and none of its processes may train."""
         if not self._job.dismissed:
             logger.error("%s", reason)
             self._job.dismiss(reason)

@@ -1,10 +1,10 @@
-"""What a black box tells of its process, as evidence.
+"""Conversion of a black box's content to evidence on its process.
 
 Rules:
 
 1. Times become ages here, by the clock of this node.
-2. A box that is closed or damaged tells nothing, and is no error. What cannot be (a step beyond all steps) is left out:
-   nothing that is known of the node's ranks could be sent with it.
+2. A box that is closed or damaged gives no evidence, and is no error. An impossible value (a step beyond all steps) is
+   left out: with it the whole report on the node's ranks could not be sent.
 """
 
 from time import monotonic_ns
@@ -43,7 +43,7 @@ _STANDINGS: Final[dict[int, Standing]] = {
 
 
 def tell(box: Box | None, most_events: int) -> Evidence:
-    """What it tells; nothing if there is no box, or if nobody has claimed it."""
+    """Return a box's evidence, with at most `most_events` operations; empty without a box or its claim."""
     if box is None:
         return Evidence()
     try:
@@ -98,7 +98,7 @@ def _unanswered_s(asked_ns: int, answered_ns: int, now_ns: int) -> float | None:
 
 
 def _sender(sender: noted.BoxSender | None, at_ns: int) -> Sender | None:
-    """With its name, if it is still the process that sent the signal."""
+    """Return the sender, with its name if the pid still belongs to the process that sent the signal."""
     return None if sender is None else Sender(sender.pid, sender.uid, name(sender.pid, at_ns / 1e9))
 
 
@@ -111,7 +111,7 @@ def _fatal(fault: noted.BoxSignal | None, now_ns: int) -> FatalSignal | None:
 
 
 def _error(words: noted.LastWords | None, said: Reading) -> PythonError | None:
-    """None for one that the process has survived: it has begun to train again."""
+    """Return the error; None if the process has survived it and trains again."""
     if words is None or (said.phase == BoxPhase.TRAINING and words.at_ns < said.phase_ns):
         return None
     return PythonError(words.kind, words.message, words.where, main=words.tid == said.owner_pid)

@@ -1,11 +1,11 @@
-"""Collects the evidence of one node's processes: from /proc, cgroups, black boxes and the processes' own accounts.
+"""Collection of evidence on one node's processes: from /proc, cgroups, black boxes and the processes' own accounts.
 
 Rules:
 
 1. Every source may be missing. Nothing here raises for that: a value that cannot be known is None.
-2. What a process reports of itself holds for that process only. Its children may outlive it and are still looked for.
-3. The evidence of a rank costs a fraction of a millisecond and never waits for the rank. Only a file system that may be
-   full is waited for: 50 ms at most, and only if something could not be written.
+2. A process's report on itself holds for that process only. Its children may outlive it and are still collected.
+3. The evidence of a rank costs a fraction of a millisecond and never waits for the rank. It waits only for a file
+   system that may be full: 50 ms at most, and only if something could not be written.
 """
 
 import re
@@ -36,7 +36,7 @@ from taskd.wire.kinds import JobRank, NodeRank
 from taskd.wire.messages import SawNonFinite
 
 FRESH_S: Final = 5.0
-"""How long a process's account of itself holds."""
+"""Time for which a process's account of itself holds."""
 _MOST_FORMER: Final = 4
 _NOT_WRITTEN: Final = re.compile(r"PytorchStreamWriter|unexpected pos|failed writing|write error|No space left|OSError")
 _STANDINGS: Final = {standing.value: standing for standing in Standing}
@@ -44,36 +44,36 @@ _STANDINGS: Final = {standing.value: standing for standing in Standing}
 
 @dataclass(slots=True)
 class _KnownProcess:
-    """What is known of the process that holds a rank."""
+    """Records on the process that holds a rank."""
 
     pid: int
     incarnation: int
     observer: ProcessWatch
     cgroup_watch: CgroupWatch
     first: Look | None = None
-    """What its threads did when the job was first seen to make no step."""
+    """Activity of its threads when the job was first found to make no step."""
     first_step: int = -2
-    """The newest step at that time."""
+    """Newest step at that time."""
     former: deque[ProcessWatch] = field(default_factory=lambda: deque(maxlen=_MOST_FORMER))
     """Earlier processes of the rank, as long as one of their children lives."""
     left: dict[int, Child] = field(default_factory=dict)
-    """The children that it had when its end was seen. They may have been killed since."""
+    """Children that it had when its end was detected. They may have been killed since."""
     account: Account | None = None
     heard_s: float = 0.0
     non_finite: NonFinite | None = None
 
 
 class EvidenceCollector:
-    """Collects the evidence of all ranks of one node. For use by one thread."""
+    """Collector of the evidence of all ranks of one node. For use by one thread."""
 
     def __init__(self) -> None:
         self._ranks: dict[JobRank, _KnownProcess] = {}
         self._counters = Counters()
 
     def begin(self, rank: JobRank, pid: int, incarnation: int) -> None:
-        """A process has started and holds this rank. Note the counters of its cgroup as they are now.
+        """Begin the records on a started process that holds this rank, with the present counters of its cgroup.
 
-        Forget the notes on the rank's former process, except for children that it may have left.
+        Drop the records on the rank's former process, except for children that it may have left.
         """
         former = self._ranks.get(rank)
         known = self._ranks[rank] = _KnownProcess(pid, incarnation, ProcessWatch(pid), CgroupWatch(pid, self._counters))
@@ -82,9 +82,9 @@ class EvidenceCollector:
             known.former.append(former.observer)
 
     def look(self, rank: JobRank) -> None:
-        """Note what the rank's process does and where it lives: the next evidence shows the difference.
+        """Record the activity and the cgroup of the rank's process: the next evidence shows the difference.
 
-        Call it some time before `take`: with each heartbeat, and at the latest when the rank is asked for its account.
+        Call it some time before `take`: with each heartbeat, and at the latest with the request for the rank's account.
         Costs some 50 us.
         """
         known = self._ranks.get(rank)
@@ -93,10 +93,10 @@ class EvidenceCollector:
             known.cgroup_watch.look()
 
     def watch(self, rank: JobRank, step: int | None = None) -> None:
-        """The rank makes no step after this one: note what its threads do, unless that was noted before.
+        """Record the activity of the rank's threads, because it makes no step after `step`; once for each step.
 
-        Without a step, note it anew, if it was noted at all: the next evidence compares with now. Costs some
-        milliseconds for a process of many threads, once for each step that is watched.
+        Without a step, record it anew: the next evidence compares with now. Costs some milliseconds for a process of
+        many threads, once for each step that is watched.
         """
         known = self._ranks.get(rank)
         if known is None:
@@ -105,7 +105,7 @@ class EvidenceCollector:
             known.first, known.first_step = look(known.pid), known.first_step if step is None else step
 
     def hear(self, rank: JobRank, message: Account | SawNonFinite) -> None:
-        """The rank's process reports this of itself."""
+        """Record a report of the rank's process on itself."""
         known = self._ranks.get(rank)
         if known is None:
             return
@@ -124,7 +124,7 @@ class EvidenceCollector:
         ending: Ending | None = None,
         events: int = 48,
     ) -> Evidence:
-        """All that is known of the rank's process `pid` now, with at most `events` collectives that have ended.
+        """Return the present evidence on the rank's process `pid`, with at most `events` ended collectives.
 
         With `ending` the process has ended or is about to. Without it, its black box or /proc decides.
         """
@@ -154,7 +154,7 @@ class EvidenceCollector:
 
 
 def _with_account(evidence: Evidence, known: _KnownProcess) -> Evidence:
-    """Add the newest account, if it still holds. What its activity is comes without an age if the box had another."""
+    """Add the newest account, if it still holds. Its activity has no age if the box holds another activity."""
     account = known.account
     if account is None or monotonic() - known.heard_s > FRESH_S:
         return evidence
@@ -171,7 +171,7 @@ def _with_account(evidence: Evidence, known: _KnownProcess) -> Evidence:
 
 
 def _with_orphans(process: Process, known: _KnownProcess) -> Process:
-    """Add the children that it left when its end was first seen, and those that the rank's former processes left."""
+    """Add the children that the process left when its end was detected, and those that its predecessors left."""
     known.left = {child.pid: child for child in process.orphans} | known.left
     found = dict(known.left)
     for former in list(known.former):

@@ -1,13 +1,13 @@
-"""Knows of a process's death as early as the kernel does, without polling.
+"""Detection of a process's death as early as the kernel reports it, without polling.
 
 Rules:
 
-1. Two sources: the life futex in the black box (the kernel wakes us before it tears the memory down) and a pidfd (the
-   process can be reaped). A process without a box, or without a thread for it, has the second alone. One that can have
-   no pidfd is looked at, every 20 ms; where no thread can be had, whenever `events` is called.
-2. The futex tells only that the process is ending. How, `/proc/PID/stat` knows at once for a signal or a failing
-   status. A status of 0 is not believed before the process is fully gone: it also means "not known yet".
-3. Whoever listens polls `fileno()` and then takes `events()`.
+1. There are two sources. The kernel wakes the life futex in the black box before it tears the memory down. A pidfd
+   signals that the process can be reaped. A process without a box, or without a thread for it, has only the pidfd. A
+   process without a pidfd is checked every 20 ms or, if no thread can be had, at each call of `events`.
+2. The futex shows only that the process is ending. `/proc/PID/stat` gives a signal or a failing status at once. A
+   status of 0 does not count before the process is fully gone: it also means "not known yet".
+3. A listener polls `fileno()` and then calls `events()`.
 """
 
 import logging
@@ -29,32 +29,37 @@ logger = logging.getLogger(__name__)
 _EXIT_CODE_FIELD = 52
 """Position of `exit_code` in /proc/PID/stat, counted from 1 (proc(5))."""
 _AWAIT_S = 2.0
-"""After so long a thread that waits for a death looks whether there is a process left. A box that closes wakes it."""
+"""Interval at which a thread that waits for a death checks that the process exists. A box that closes wakes it."""
 
 
 class LifeFutex(Protocol):
-    """The black box of one process, as far as its death goes."""
+    """Part of a process's black box that reports its death."""
 
     @property
     def closed(self) -> bool:
-        """Whether it tells nothing any more."""
+        """True if it reports nothing any more."""
         ...
 
     def await_death(self, timeout_s: float) -> bool:
-        """Whether the process's beat thread has ended, waiting at most so long. `ShimError`: it cannot be told."""
+        """Return whether the process's beat thread has ended within `timeout_s`.
+
+        Raises:
+            ShimError: the end cannot be detected by the box.
+
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """A process has begun to end (`gone` False) or has ended (`gone` True)."""
+    """Event: a process has begun to end (`gone` False) or has ended (`gone` True)."""
 
     pid: int
     gone: bool
 
 
 class DeathWatch:
-    """Watches processes of this node."""
+    """Watch over processes of this node."""
 
     def __init__(self) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -70,11 +75,11 @@ class DeathWatch:
         self._threads: list[threading.Thread] = []
 
     def fileno(self) -> int:
-        """Readable when `events` has something to tell."""
+        """Return a descriptor that is readable when `events` has something to return."""
         return self._epoll.fileno()
 
     def watch(self, pid: int, life: LifeFutex | None) -> None:
-        """Watch a process until it is gone. One that is gone already, and reaped, is among the next events."""
+        """Watch a process until it is gone. If it is gone and reaped already, the next events contain it."""
         try:
             pidfd = open_pidfd(pid)
         except ProcessLookupError:
@@ -105,7 +110,7 @@ class DeathWatch:
         os.eventfd_write(self._wake, 1)
 
     def tell_again(self, pid: int) -> None:
-        """Report the end of a process again with the next `events`. The descriptor does not become readable by it."""
+        """Report the end of a process again with the next `events`. This does not make the descriptor readable."""
         self._gone.append(pid)
 
     def _look(self) -> None:
@@ -119,7 +124,7 @@ class DeathWatch:
                 self._tell_gone(pid)
 
     def events(self) -> list[ProcessEnd]:
-        """What has happened since the last call, without blocking."""
+        """Return the events since the last call, without blocking."""
         if not self._looks:
             self._look_once()
         found = []
@@ -136,7 +141,7 @@ class DeathWatch:
         return found
 
     def close(self) -> None:
-        """Stop watching; waits for the waiting threads, `_AWAIT_S` at most each, no time if their box is closed."""
+        """Stop watching, and join the threads: each takes `_AWAIT_S` at most, and no time if its box is closed."""
         self._closed.set()
         for thread in self._threads:
             thread.join()
@@ -167,7 +172,10 @@ class DeathWatch:
 
 
 def ending_status(pid: int) -> int | None:
-    """How a process that has begun to end will end: -N for signal N, or its exit code; None if 0 or not known yet."""
+    """Return the status of a process that has begun to end: -N for signal N, or its exit code.
+
+    None if it is 0 or not known yet.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,10 +1,10 @@
-"""Which of this node's file systems have no space left.
+"""Search for file systems of this node without space.
 
 Rules:
 
-1. A file server that does not answer blocks whoever asks about it. So it is asked on a thread, which is left behind
-   then and not doubled.
-2. Only file systems that can be written to and have a size are asked.
+1. A file server that does not answer blocks the query. So a thread makes it; a blocked one is left behind, and no
+   second one is started.
+2. Only file systems that can be written to and have a size are queried.
 """
 
 import os
@@ -26,9 +26,9 @@ _asking = threading.Lock()
 
 
 def full_disk(pid: int, timeout_s: float = 0.05) -> str | None:
-    """A file system without space, or without room for another file, among those that the process sees; by its place.
+    """Return the mount point of a file system without space, or without room for a file, that the process can reach.
 
-    None if there is none, or if it cannot be said in time.
+    None if there is none, or if none is found in time.
     """
     if not _asking.acquire(blocking=False):
         return None

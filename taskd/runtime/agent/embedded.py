@@ -1,4 +1,4 @@
-"""The manager of a job as its agent finds it: elsewhere, nearby on this machine, or inside the agent."""
+"""Connection of an agent to its manager: elsewhere, nearby on this machine, or inside the agent."""
 
 import logging
 import secrets
@@ -27,9 +27,9 @@ _LOOK_S = 0.05
 def connect(
     config: AgentConfig, ranks_per_node: int, files: RankFiles, notes: Callable[[], int]
 ) -> tuple[AgentSocket, Manager | None]:
-    """An agent's link to its manager, which is started here if the job of one node has none elsewhere.
+    """Return an agent's link to its manager; start one here if the job of one node has none elsewhere.
 
-    `notes` counts what waits for this thread: then it does not wait for a manager.
+    `notes` returns the number of notes that wait for this thread. With one waiting, it does not wait for a manager.
 
     Raises:
         RoomError: the system does not allow the manager another thread.
@@ -54,12 +54,12 @@ def connect(
 
 
 def _nearby(config: AgentConfig, address: Address, notes: Callable[[], int]) -> AgentSocket | None:
-    """The link to a manager that was started on this machine for a job of one node; None if none comes."""
+    """Return the link to a manager that was started on this machine for a job of one node; None if none answers."""
     link = AgentSocket(address, secured(config.security, address, config.run_dir))
     began_s, torchrun_s = time.monotonic(), own_age_s()
     while True:
         link.poll(_LOOK_S)
-        link.receive()  # an agent that has not spoken is told nothing
+        link.receive()  # a manager sends nothing to an agent that has not reported
         answers, trouble = link.connected, link.trouble
         choice = choose_manager(time.monotonic() - began_s, torchrun_s, answers=answers, trouble=trouble is not None)
         if choice is NearbyManager.USE:
@@ -77,9 +77,9 @@ def _nearby(config: AgentConfig, address: Address, notes: Callable[[], int]) -> 
 
 
 def embedded_config(config: AgentConfig, ranks_per_node: int) -> ManagerConfig:
-    """The configuration of a manager inside the agent of a one-node job: loopback, any port, a secret of its own.
+    """Return the configuration of a manager inside the agent of a one-node job: loopback, any port, its own secret.
 
-    It gets one of `SPARSE` heartbeats, so its agent may be silent for as many times longer.
+    It gets only one of `SPARSE` heartbeats, so its agent may be silent `SPARSE` times longer.
     """
     keys: dict[str, object] = {
         "job_id": config.job_id,

@@ -1,4 +1,4 @@
-"""What a new process of a rank is given: its environment, the files of its output, and the order to a standby."""
+"""Equipment of a rank's new process: its environment, its output files, and the order to a standby."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def new_environment(
     files: RankFiles, host: WorkerHost, directive: Directive | None, start: Start, local: LocalRank
 ) -> tuple[dict[str, str], Logs]:
-    """The whole environment of the process that was ordered by `start`, and its logs, which are opened."""
+    """Return the whole environment of the process that `start` orders, and its logs, which are opened."""
     given, per_node = host.environment(local), len(host.local_ranks)
     shape = Shape() if directive is None else Shape.of(directive, start.rank, per_node, given, joins=start.joins)
     config = files.prepare(local, start.incarnation, start.generation, shape, start.term, joins=start.joins)
@@ -50,7 +50,7 @@ def working_folder() -> bytes | None:
 
 
 def order_to_become(argv: Iterable[str], env: Mapping[str, str], logs: Logs, cwd: bytes | None) -> Become:
-    """Return the order for a standby, in the kernel's bytes."""
+    """Return the order for a standby, with all texts as the kernel's bytes."""
     return Become(
         env={os.fsencode(name): os.fsencode(value) for name, value in env.items()},
         argv=tuple(map(os.fsencode, argv)),
@@ -61,10 +61,10 @@ def order_to_become(argv: Iterable[str], env: Mapping[str, str], logs: Logs, cwd
 
 
 def preload() -> dict[str, str]:
-    """`LD_PRELOAD` with the shim's gate before what the user has there; nothing where it is not installed.
+    """Return `LD_PRELOAD` with the shim's gate before the user's own entries; empty if it is not installed.
 
-    Nothing, too, where it or the core that it loads is damaged: the loader would kill the process. Whoever makes or
-    attaches a box tells of the core.
+    The result is also empty if the gate or the core that it loads is damaged: the loader would kill the process. A
+    damaged core is reported where a box is made or attached.
     """
     gate = library_path("libtaskd.so")
     if not gate.exists():
@@ -76,5 +76,5 @@ def preload() -> dict[str, str]:
 
 @cache
 def _warn(found: str) -> None:
-    """Once, not for each process."""
+    """Log it once, not for each process."""
     logger.warning("ranks run without the preloaded library: %s; %s", found, REINSTALL)

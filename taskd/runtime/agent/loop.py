@@ -2,7 +2,7 @@
 
 Rules:
 
-1. Whatever ends the thread before `finish`, `desert` is called, in it, and no note is taken any more.
+1. If anything ends the thread before `finish`, the thread calls `desert`, and no note is accepted any more.
 2. torchrun's main thread waits for this one for `STUCK_S` at most.
 """
 
@@ -26,7 +26,7 @@ Note = Callable[[], None]
 
 
 class AgentLoop:
-    """Runs `serve` in a thread of its own, which works on notes by `work` and returns when `done` is true."""
+    """Thread that runs `serve`, which works on notes by calling `work` and returns when `done` is true."""
 
     def __init__(self, serve: Note, desert: Note) -> None:
         self._serve = serve
@@ -52,7 +52,7 @@ class AgentLoop:
         self._thread = thread
 
     def post(self, note: Note) -> bool:
-        """Leave a note, and wake the thread. False: it has ended by an error, and takes no notes."""
+        """Leave a note, and wake the thread. False: it has ended by an error, and accepts no notes."""
         with self._lock:
             if self.deserted:
                 return False
@@ -99,7 +99,7 @@ class AgentLoop:
         return self._wake
 
     def work(self) -> None:
-        """Do what the waiting notes ask for."""
+        """Carry out the waiting notes."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         while self._notes:

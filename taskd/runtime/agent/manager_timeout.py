@@ -1,14 +1,14 @@
-"""When a node stops waiting for the manager, so that torchrun's own behaviour takes over.
+"""Limit of a node's wait for the manager. After it torchrun's own behaviour takes over.
 
 Rules:
 
-1. In a job of several nodes it waits `TIMES` as long as the setting says: torchrun could do no better, and a manager
-   that starts anew takes the node back.
-2. A node whose ranks are all done, or that has a manager in its own process, waits for `NEEDED_S` at most, from when it
-   needs an order.
-3. A manager that refuses this node's very first words is not waited for. Nor is one that has not heard of all nodes,
-   for longer than `NEEDED_S` from when this node needs an order: a job that has never formed recovers nothing. A
-   manager that takes a job over has time to hear of its nodes: it has its own limits.
+1. In a job of several nodes the limit is `TIMES` the setting: torchrun could do no better, and a manager that starts
+   anew takes the node back.
+2. If all ranks of a node are done, or its manager is in its own process, the limit is `NEEDED_S`. It counts from the
+   node's need of an order.
+3. A node does not wait for a manager that refuses its first message. The limit is `NEEDED_S` for a manager that lacks
+   the reports of some nodes, because a job that has never formed recovers nothing. A manager that takes a job over has
+   its own limits for these reports.
 4. Time in which this process did not run does not count.
 """
 
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.5
 
 
 class ManagerTimeout:
-    """Counts from the newest answer of a manager; before the first, from its own creation."""
+    """Time limit from the newest answer of a manager; before the first answer, from its own creation."""
 
     def __init__(self, config: AgentConfig, job: JobStatus) -> None:
         self._wait_s = config.manager_wait_s
@@ -35,17 +35,17 @@ class ManagerTimeout:
         self._most_s = max(_LOOK_S, config.heartbeat_s)
         self._looked_s = time.monotonic()
         self.answered_s = time.monotonic()
-        """When the newest answer came."""
+        """Time of the newest answer."""
         self._silent_s = self._needing_s = 0.0
-        """For how long nobody has answered, and this node has needed an order."""
+        """Time without an answer, and time for which this node has needed an order."""
         self._needed = Need.NOTHING
 
     def renew(self) -> None:
-        """A manager has answered, or is expected to from now on."""
+        """Restart the time limit: a manager has answered, or is expected to from now on."""
         self._silent_s, self.answered_s = 0.0, time.monotonic()
 
     def look(self, need: Need, trouble: str | None, *, embedded: bool) -> str:
-        """Return why the manager, perhaps one in this process, is not waited for any longer, or ""."""
+        """Return why the node stops waiting for the manager, or "". `embedded`: the manager is in this process."""
         now_s = time.monotonic()
         passed_s, self._looked_s = min(now_s - self._looked_s, self._most_s), now_s
         self._silent_s += passed_s

@@ -1,8 +1,8 @@
-"""Stacks of a process in which no Python can run, as py-spy sees them from outside.
+"""Stacks of a process in which no Python can run, as py-spy reads them from outside.
 
 Rules:
 
-1. py-spy is used where it is found, beside this interpreter or on the path; without it there is nothing, and no error.
+1. py-spy is used if it is found, beside this interpreter or on the path. Without it the result is empty, and no error.
 2. It stops the process for some milliseconds and needs the right to trace it, which a container may not give.
 """
 
@@ -17,13 +17,13 @@ _MOST_CHARS: Final = 64 << 10
 
 
 def py_spy() -> str | None:
-    """Where py-spy is."""
+    """Return the path of py-spy; None if it is not installed."""
     beside = os.path.join(sys.prefix, "bin", "py-spy")
     return beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
 def take_native(pid: int, timeout_s: float = 0.5) -> str:
-    """The stacks of all threads of a process with their native frames, or else without; "" if neither can be had.
+    """Return the stacks of a process's threads, with native frames if possible; "" if none can be had.
 
     Blocks for `timeout_s` at most.
     """

@@ -1,12 +1,12 @@
-"""Carries out the manager's orders to check this node: its check processes, their ends, their results.
+"""Execution of the manager's orders to check this node: the check processes, their ends, their results.
 
 Rules:
 
 1. A check process is a standby that gets `RunCheck`: it imports nothing more, and ends when it has answered. There
-   is one for each local rank of each trial; those of the first trial check their own devices before.
-2. Every process has an end: by its own time limit, and by SIGKILL soon after. One whose mate in the same trial has
-   failed waits in vain and gets `IN_VAIN_S` more.
-3. An order is carried out once. Heard again it may only shorten the time.
+   is one for each local rank of each trial. Those of the first trial check their own devices before.
+2. Every process has an end: by its own time limit, and by SIGKILL soon after. If its mate in the same trial has failed,
+   it waits in vain and gets `IN_VAIN_S` more.
+3. An order is carried out once. A repeated order may only shorten the time.
 """
 
 import logging
@@ -33,12 +33,12 @@ from taskd.wire.standbys import RunCheck
 logger = logging.getLogger(__name__)
 IN_VAIN_S = 2.0
 _LATE_S = 1.0
-"""A process ends by its own limit first: it can say more than its killer."""
+"""Time from a process's own limit to its kill. Its own report holds more than its killer's."""
 
 
 @dataclass(slots=True)
 class CheckTask:
-    """One check process: what it is for, and what became of it. `due_s` counts once it has begun."""
+    """One check process: its order and its results. `due_s` counts once it has begun."""
 
     order: ProbeOrder
     due_s: float
@@ -48,34 +48,34 @@ class CheckTask:
 
     @property
     def peer_node(self) -> str:
-        """The other node of its trial; empty without one."""
+        """Other node of its trial; empty without one."""
         return "" if self.order.trial is None else self.order.trial.peer
 
     @property
     def lacks(self) -> ProbeOrder:
-        """What of its order has not been answered."""
+        """Part of its order that is not answered yet."""
         order = self.order
         trial = order.trial if self.trial is None else None
         return msgspec.structs.replace(order, own=order.own and self.own is None, trial=trial)
 
     @property
     def done(self) -> bool:
-        """Whether all of it has been answered."""
+        """True if the whole order is answered."""
         return not self.lacks.own and self.lacks.trial is None
 
     @property
     def failed(self) -> bool:
-        """Whether it has answered that something is wrong."""
+        """True if one of its answers reports a failure."""
         return any(part is not None and not part.ok for part in (self.own, self.trial))
 
     @property
     def result(self) -> ProbeResult:
-        """What is known of it."""
+        """Results so far."""
         return ProbeResult(local_rank=self.order.local_rank, own=self.own, trial=self.trial)
 
 
 class NodeChecker:
-    """Used by the agent's thread."""
+    """Node checks of one agent. Used by the agent's thread."""
 
     def __init__(self, pool: StandbyPool, deaths: DeathWatch, run_dir: Path) -> None:
         self._pool = pool
@@ -89,25 +89,25 @@ class NodeChecker:
 
     @property
     def state(self) -> CheckState | None:
-        """What the manager hears of it."""
+        """State that the manager receives; None if this node is not checked."""
         if self._state is None:
             return None
         return msgspec.structs.replace(self._state, ready=self._pool.count > 0 or self._pool.pending)
 
     @property
     def due_s(self) -> float:
-        """When `expire` has something to do."""
+        """Time at which `expire` has something to do."""
         return min((task.due_s + _LATE_S for task in self._tasks if not task.done), default=inf)
 
     def ask_for(self, local_ranks: int, *, strict: bool) -> None:
-        """This node is to be checked before it may train. `strict`: slow nodes are to be excluded too."""
+        """Request a check of this node before it may train. `strict`: slow nodes are to be excluded too."""
         self._state = CheckState(wants=True, strict=strict)
         self._pool.want(local_ranks)
-        self._pool.open()  # what a check process imports takes longer than the check
+        self._pool.open()  # the imports of a check process take longer than the check
         self._pool.hurry()
 
     def clear(self, message: Cleared) -> None:
-        """It may train."""
+        """Record that this node may train."""
         if self._state is not None and not self._state.cleared:
             self._state = msgspec.structs.replace(self._state, cleared=True)
             logger.info("this node was checked and may train%s", f": {message.note}" if message.note else "")
@@ -115,7 +115,7 @@ class NodeChecker:
     # ---- an order
 
     def obey(self, order: CheckOrder, local_ranks: int) -> None:
-        """Begin what the manager wants."""
+        """Begin an order of the manager, unless it is an old one."""
         if self._order is not None and order.number <= self._order.number:
             if order.number == self._order.number:
                 self._hurry(order.timeout_s)
@@ -150,7 +150,7 @@ class NodeChecker:
             task.due_s = min(task.due_s, self._started_s + timeout_s)
 
     def serve(self) -> None:
-        """Give work to the standbys that there are, and ask for those that lack."""
+        """Give work to the standbys that exist, and request the missing ones."""
         waiting = [task for task in self._tasks if task.peer is None and not task.done]
         while waiting and (peer := self._pool.take()) is not None:
             task = waiting[0]
@@ -162,16 +162,16 @@ class NodeChecker:
         if waiting:
             self._pool.refill(waiting=len(waiting))
 
-    # ---- what comes back
+    # ---- results
 
     def hear(self, peer: Peer, result: ProbeResult) -> None:
-        """A process has answered."""
+        """Record the answer of a check process."""
         task = next((task for task in self._tasks if task.peer is peer), None)
         if task is not None and not task.done:
             self._settle(task, result)
 
     def ended(self, ending: ProcessEnd) -> bool:
-        """Whether it was a check process of the present order that has ended; without an answer, it has failed."""
+        """Return whether a check process of the present order has ended. If it has not answered, it has failed."""
         task = next((task for task in self._tasks if task.peer is not None and task.peer.pid == ending.pid), None)
         if task is None:
             return False
@@ -184,7 +184,7 @@ class NodeChecker:
         return time.monotonic() - self._started_s
 
     def expire(self) -> None:
-        """Kill what has had its time."""
+        """Kill check processes whose time is over."""
         now_s = time.monotonic()
         for task in self._tasks:
             if not task.done and now_s >= task.due_s + _LATE_S:
@@ -198,7 +198,7 @@ class NodeChecker:
         self._tasks.clear()
 
     def _given_up(self, task: CheckTask) -> ProbeResult:
-        """What is put down for one that has had its time. One that was at its trial has waited for the other node."""
+        """Return the result of a check whose time is over. In a trial, it has waited for the other node."""
         lacking, trial, passed_s = task.lacks, task.lacks.trial, self._passed_s
         if task.peer is not None and (lacking.own or trial is None):
             return lost(lacking, None, passed_s)
@@ -234,7 +234,7 @@ class NodeChecker:
         return None if own is None else msgspec.structs.replace(own, clock_s=self._clock_s)
 
     def _trials(self, order: CheckOrder) -> list[TrialResult]:
-        """Those that have ended."""
+        """Return the results of trials that have ended."""
         ended = (tasks for tasks in map(self._tried, order.trials) if all(task.trial is not None for task in tasks))
         found = [merge_trial(_results(tasks)) for tasks in ended]
         return [trial for trial in found if trial is not None]

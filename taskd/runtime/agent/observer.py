@@ -1,12 +1,12 @@
-"""What one node's agent sees of its ranks: their progress, and, after a probe or a death, their evidence.
+"""Observations of one node's agent on its ranks: their progress and, after a probe or a death, their evidence.
 
 Rules:
 
 1. Progress is read from the black boxes, so it costs a step nothing.
-2. A probe asks every process for its account, and waits `ACCOUNT_S` for those that could give one and have not. After
-   that the evidence of box, /proc and cgroup is taken, of all ranks at one moment.
-3. Each probe is answered once. The evidence of a death is sent without a probe, `HELD_S` after the report of the death,
-   so that the manager gives its orders first.
+2. A probe requests an account from every process, and waits `ACCOUNT_S` for those that can give one and have not. Then
+   the evidence of box, /proc and cgroup is taken, of all ranks at one moment.
+3. Each probe is answered once. The evidence of a death is sent without a probe, `HELD_S` after the report of the death.
+   So the manager gives its orders first.
 """
 
 import time
@@ -40,19 +40,20 @@ from taskd.wire.messages import (
 )
 
 OfItself = Account | SawNonFinite | SelfReport | Refuses | SetupRecorded
-"""What a rank's process tells of itself."""
+"""Messages of a rank's process about itself."""
 ACCOUNT_S = 0.2
 SILENT_S = 0.5
-"""A rank that has committed nothing for so long is looked at more closely, in case that it is asked about."""
+"""Time without a commit after which a rank's threads are recorded, in case that a probe follows."""
 LOOK_S = 0.9
-"""So often it is seen how fast the ranks are and where they live, with each fourth heartbeat: at each one that cost a
+"""Interval between measurements of the ranks' pace and cgroups: each fourth heartbeat. At each heartbeat they cost a
 step 0.2 %."""
 NATIVE_S = 0.06
-"""The diagnosis waits for py-spy: enough for Python's frames (some 25 ms), and for native ones if they are quick."""
+"""Limit for py-spy, which the diagnosis waits for. It suffices for Python's frames (some 25 ms), and for quick native
+ones."""
 
 
 def progress_of(box: Box) -> Progress | None:
-    """How far a rank that trains is; None if it does not, or if what its box says cannot be."""
+    """Return the progress of a rank; None if it does not train, or if its box holds impossible values."""
     try:
         newest = newest_commit(box)
     except ShimError:
@@ -65,7 +66,7 @@ def progress_of(box: Box) -> Progress | None:
 
 
 class Observer:
-    """The eyes of one agent."""
+    """Observer of one agent's ranks."""
 
     def __init__(self, job_id: str, supervisor: RankSupervisor, proof: str) -> None:
         self._job_id = job_id
@@ -74,18 +75,18 @@ class Observer:
         self._pacers: dict[tuple[JobRank, int], Pacer] = {}
         self._looked_s = 0.0
         self._answered = 0
-        """The newest probe that was answered or is being answered."""
+        """Newest probe that was answered or is being answered."""
         self._asked: set[JobRank] = set()
         self._mute: set[JobRank] = set()
-        """Those among the asked that cannot answer, as box, /proc and cgroup say: they are not waited for."""
+        """Ranks among them that cannot answer, by box, /proc and cgroup. The answer does not wait for them."""
         self._due_s: float | None = None
         self._behind_report_s: float | None = None
-        """When the evidence of deaths that were just reported is due."""
+        """Time at which the evidence of deaths that were just reported is due."""
 
     # ---- at each heartbeat
 
     def look(self, node: Node, *, in_haste: bool = False) -> tuple[Progress | None, tuple[RankSpan, ...]]:
-        """How far the ranks of this node are, and how fast; the speed is left out `in_haste`."""
+        """Return the progress of this node's ranks, and their pace; the pace is left out `in_haste`."""
         newest: Progress | None = None
         now_s = time.monotonic()
         closely = not in_haste and now_s - self._looked_s >= LOOK_S
@@ -137,7 +138,7 @@ class Observer:
     # ---- a probe
 
     def answer_probe(self, node: Node, probe: int) -> None:
-        """The manager wants to know what the ranks are about."""
+        """Begin to answer a probe of the manager: request the processes' accounts."""
         if probe in (0, self._answered):
             return
         self._answered, self._due_s = probe, time.monotonic() + ACCOUNT_S
@@ -148,7 +149,7 @@ class Observer:
         self._mute = {rank for rank in live if cannot_answer(self._take(node, rank))}
 
     def hear(self, rank: JobRank | None, message: OfItself, node: Node) -> None:
-        """A process says something of itself; it counts if it is one that holds a rank."""
+        """Record a message of a process about itself, if the process holds a rank."""
         if rank is None:
             return
         if isinstance(message, SetupRecorded):
@@ -169,11 +170,11 @@ class Observer:
 
     @property
     def due_s(self) -> float | None:
-        """When `evidence_reports` has something to send at the latest; None if nothing is to be sent."""
+        """Latest time at which `evidence_reports` has something to send; None if nothing is to be sent."""
         return min((due_s for due_s in (self._due_s, self._behind_report_s) if due_s is not None), default=None)
 
     def evidence_reports(self, node: Node, now_s: float, reported_s: float) -> list[EvidenceReport]:
-        """What is to be sent to the manager now; the agent has sent its newest report at `reported_s`."""
+        """Return the reports to send to the manager now. The agent sent its newest status at `reported_s`."""
         out = []
         if self._supervisor.seen and self._behind_report_s is None:
             self._behind_report_s = reported_s + HELD_S
@@ -184,16 +185,16 @@ class Observer:
             self._due_s = None
             live = [rank for rank, slot in node.slots.items() if slot.state is RankState.RUNNING]
             evidence = {rank: self._take(node, rank) for rank in live}
-            for rank in sorted(self._asked & evidence.keys()):  # one of them tells enough
+            for rank in sorted(self._asked & evidence.keys()):  # the stacks of one of them are enough
                 if holds_still(evidence[rank]):
-                    continue  # it has been stopped: where, tells nothing
+                    continue  # it was stopped from outside: the place means nothing
                 native = take_native(node.slots[rank].status.pid, NATIVE_S)
                 known = evidence[rank]
                 evidence[rank] = replace(known, frames=replace(known.frames, native=native))
                 break
             out.append(self._evidence_report(node, self._answered, evidence))
             for rank in live:
-                self._supervisor.collector.watch(rank)  # the next question is about what comes after this one
+                self._supervisor.collector.watch(rank)  # the next probe is about the time after this one
         return out
 
     def _take(self, node: Node, rank: JobRank) -> Evidence:

@@ -1,14 +1,15 @@
-"""How long a rank needs for a step, and how much of it is waiting for others or for data: from its black box alone.
+"""Pace of a rank, from its black box alone: its time for a step, and the parts spent waiting for others or for data.
 
 Rules:
 
-1. Between two looks a rank has committed some steps. That is a span: its steps, its time, and the time in which at
-   least one collective or transfer was under way, from entering to leaving; what it waited for data and was given to
-   do stands in the box.
-2. Only gloo's operations last until the data are there. Of NCCL's, its kernels on the device are taken instead, where
-   its profiler tells of them. Of a rank that uses NCCL without it, or HCCL, there are no spans, nor of one that has not
-   been seen in any operation.
-3. A look reads what is new, and again what had not ended at the last one. What could not be read whole gives no span.
+1. The steps that a rank commits between two looks are a span. It has their number, their time, and the time with at
+   least one collective or transfer under way, from entering to leaving. The box holds the wait for data and the amount
+   of work.
+2. Only gloo's operations last until the data are there. For NCCL, the kernels on the device count instead, if its
+   profiler reports them. A rank that uses NCCL without the profiler, or HCCL, gives no spans. A rank that was never in
+   any operation gives none either.
+3. A look reads the new events, and again those that had not ended at the last look. If some could not be read, it gives
+   no span.
 """
 
 from collections.abc import Iterable
@@ -23,15 +24,15 @@ from taskd.wire.kinds import JobRank
 from taskd.wire.messages import RankSpan
 
 ROOM: Final = 1024
-"""As many as the ring has."""
+"""Number of events in the box's ring."""
 _MARGIN: Final = 8
-"""Events that may begin between the reading of their number and the reading of themselves."""
+"""Events that may begin between the reading of their number and the reading of the events."""
 _AWAITED: Final = 256
-"""An operation that has not ended after so many later ones is not waited for."""
+"""Number of later operations after which an unfinished one is no longer waited for."""
 _MOST: Final = 4096
-"""Operations in one span."""
+"""Most operations in one span."""
 _NO_EVENTS: Final = 1 << 62
-"""A ticket behind which there are none."""
+"""Ticket with no events behind it."""
 _WORD: Final = 8
 _EVENT_WORDS: Final = 8
 _GLOO: Final = Backend.GLOO << 8
@@ -39,15 +40,15 @@ _COUNTED: Final = frozenset([*(_GLOO | op for op in range(Operation.ALLREDUCE, O
 
 
 class Noting(Protocol):
-    """A black box, as far as it is read here."""
+    """Part of a black box that is read here."""
 
     def news(self, reading: Any, events: Any, after: int) -> int:
-        """See `Box.news`."""
+        """Read the newest events, as `Box.news` does."""
         ...
 
 
 class _Said(NamedTuple):
-    """What the box says of the newest commit, and the number of events."""
+    """Box's record of the newest commit, and the number of events."""
 
     step: int
     phase: int
@@ -59,9 +60,9 @@ class _Said(NamedTuple):
 
 
 class _Memory:
-    """Room for what is read of a box. One for all ranks: it holds nothing between two looks.
+    """Buffer for the content of a box. One serves all ranks: it holds nothing between two looks.
 
-    A look comes every quarter of a second, into empty caches: numbers are taken out by a few slices, not one by one.
+    A look comes every quarter of a second, with cold caches. So numbers are taken out by a few slices, not one by one.
     """
 
     def __init__(self) -> None:
@@ -79,12 +80,12 @@ class _Memory:
         ]
 
     def said(self) -> _Said:
-        """What `reading` holds."""
+        """Return the content of `reading`."""
         step, phase, *rest = (self._said[word] for word in self._words)
         return _Said(step, phase & 0xFF, *rest)
 
     def noted(self, count: int) -> list[tuple[int, int, int, int]]:
-        """Ticket, beginning, end and operation of each, oldest first."""
+        """Return ticket, beginning, end and operation of each event, the oldest first."""
         words = self._noted[: count * _EVENT_WORDS]
         ticket, entered, left, op = (words[field::_EVENT_WORDS].tolist() for field in self._fields)
         found = [*zip(ticket, entered, left, op, strict=True)]
@@ -100,7 +101,7 @@ def _memory() -> _Memory:
 def newest_commit(box: Noting) -> tuple[int, int] | None:
     """Return the newest step of a rank and the time of its commit, in ns; None if the rank does not train.
 
-    Without a committed step it is -1, since the rank trains.
+    Without a committed step they are -1 and the time at which training began.
 
     Raises:
         ShimError: the box was closed, or cut.
@@ -114,7 +115,7 @@ def newest_commit(box: Noting) -> tuple[int, int] | None:
 
 
 def covered_ns(intervals: Iterable[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
-    """How much of the time from `begin_ns` to `end_ns` lies in at least one of the intervals."""
+    """Return the part of the time from `begin_ns` to `end_ns` that lies in at least one of the intervals, in ns."""
     covered, at_ns = 0, begin_ns
     for entered_ns, left_ns in sorted(intervals):
         if entered_ns >= end_ns:
@@ -126,17 +127,17 @@ def covered_ns(intervals: Iterable[tuple[int, int]], begin_ns: int, end_ns: int)
 
 
 class Pacer:
-    """Follows one rank; its process and box may change."""
+    """Pace measurement of one rank; its process and box may change."""
 
     def __init__(self, rank: JobRank) -> None:
         self._rank = rank
         self._box: Noting | None = None
         self._profiled = False
-        """NCCL has told when its kernels run."""
+        """True if NCCL's profiler has reported kernels."""
         self._forget()
 
     def look(self, box: Noting, now_ns: int) -> RankSpan | None:
-        """The steps since the last look; None if there are none, or not all is known. `now_ns`: `monotonic_ns()`.
+        """Return the span since the last look; None without steps, or with gaps. `now_ns`: `monotonic_ns()`.
 
         Raises:
             ShimError: the box was closed, or cut.
@@ -156,16 +157,16 @@ class Pacer:
     def _forget(self, head: int = 0) -> None:
         self._last = _Said(-1, 0, 0, 0, 0, 0, 0)
         self._whole = head
-        """All up to this ticket have ended and been read, or are not waited for."""
+        """Ticket up to which all events have ended and been read, or are no longer waited for."""
         self._under_way: dict[int, tuple[int, int]] = {}
-        """Operations since the newest commit, from and to; to 0 if it has not ended."""
+        """Operations since the newest commit: beginning and end by ticket; end 0 if not ended."""
         self._blind = True
-        """Not all that belongs to the span under way was seen."""
+        """True if a part of the present span was missed."""
         self._seen = False
 
     def _take(self, events: list[tuple[int, int, int, int]], head: int) -> None:
         whole = self._whole
-        if events and events[0][0] > whole + _MARGIN:  # more than the ring holds
+        if events and events[0][0] > whole + _MARGIN:  # more events than the ring holds
             self._blind, whole = True, events[0][0] - 1
         for ticket, entered_ns, left_ns, op in events:
             if ticket <= whole:

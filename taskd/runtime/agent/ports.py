@@ -1,10 +1,10 @@
-"""The two ports between the agent's runtime and whatever launched the processes of this node (torchrun).
+"""The two ports between the agent's runtime and the launcher of this node's processes (torchrun).
 
 Rules:
 
 1. No torch here. `taskd.adaptors.torchrun` implements `WorkerHost`; `runtime.agent.agent` implements `NodeRuntime`.
 2. Every method of `WorkerHost` may be called from any thread. Once the ranks are being ended (`NodeRuntime.stopping`),
-   `spawn` and `adopt` raise `RecoveryError` and everything else still answers.
+   `spawn` and `adopt` raise `RecoveryError`. All other methods still answer.
 3. Pids and exit statuses follow `subprocess.Popen`: None while the process runs, -N after signal N.
 4. Standbys are children of this process: it is the reaper of the template's orphans (PR_SET_CHILD_SUBREAPER).
 """
@@ -21,7 +21,7 @@ from taskd.wire.messages import Stage
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """What torchrun knows about this node in its present rendezvous.
+    """Identity of this node in torchrun's present rendezvous.
 
     `given_master_addr` is the user's `--master-addr`, None if it was left at its default.
     """
@@ -34,15 +34,15 @@ class NodeIdentity:
     min_nodes: int = 0
     """MIN of `--nnodes=MIN:MAX`; 0 if that is one number."""
     candidate: bool = False
-    """This node holds no place: `node_rank` and `ranks` mean nothing. Its ranks are started when it is given one."""
+    """True if this node holds no place: `node_rank` and `ranks` mean nothing. Its ranks start when it is given one."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a rank runs. `argv` is `("script.py", …)` or `("-m", "module", …)`, as in `Become`.
+    """Command of a rank. `argv` is `("script.py", …)` or `("-m", "module", …)`, as in `Become`.
 
-    `python` is False where only a cold start can run it; `reason` then says why. `wrapper`: another program is run,
-    which may start the rank's Python.
+    `python` is False if only a cold start can run it; `reason` is then the reason. `wrapper`: the command runs another
+    program, which may start the rank's Python.
     """
 
     argv: tuple[str, ...]
@@ -53,7 +53,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Logs:
-    """Files of one incarnation. None of `stdout` or `stderr` means torchrun's own stream."""
+    """Output files of one incarnation. `stdout` or `stderr` is None for torchrun's own stream."""
 
     stdout: str | None
     stderr: str | None
@@ -61,12 +61,12 @@ class Logs:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variable by which torch's `@record` finds the error file. Belongs into the rank's environment."""
+        """Variable by which torch's `@record` finds the error file. It belongs into the rank's environment."""
         return {"TORCHELASTIC_ERROR_FILE": self.error_file or ""}
 
 
 class WorkerHost(Protocol):
-    """Owns the processes that hold this node's ranks."""
+    """Owner of the processes that hold this node's ranks."""
 
     @property
     def local_ranks(self) -> tuple[LocalRank, ...]:
@@ -74,44 +74,44 @@ class WorkerHost(Protocol):
         ...
 
     def rank_of(self, local_rank: LocalRank) -> JobRank:
-        """Its rank in the job."""
+        """Return the job's rank of a local rank."""
         ...
 
     def pid(self, local_rank: LocalRank) -> int:
-        """The process that holds this rank, dead or alive."""
+        """Return the pid of the process that holds this rank, dead or alive."""
         ...
 
     def environment(self, local_rank: LocalRank) -> dict[str, str]:
-        """The whole environment that torchrun gives to a process of this rank, `worker_environment` included."""
+        """Return the whole environment that torchrun gives to this rank's process, with `worker_environment`."""
         ...
 
     def command(self, local_rank: LocalRank) -> Command:
-        """What the rank runs."""
+        """Return the rank's command."""
         ...
 
     def open_logs(self, local_rank: LocalRank, incarnation: int) -> Logs:
-        """New files for a new incarnation, never those of an earlier one. torchrun's tee follows them from now on."""
+        """Open new files for a new incarnation, never those of an earlier one. torchrun's tee follows them then."""
         ...
 
     def spawn(self, local_rank: LocalRank, env: Mapping[str, str], logs: Logs) -> int:
-        """Cold start of the rank with `env` on top of torchrun's own environment. Returns the pid.
+        """Start the rank cold with `env` on top of torchrun's own environment, and return the pid.
 
-        The rank's present process, should it still run or be ending, is fenced with SIGKILL and collected later.
+        If the rank's present process still runs or is ending, it is fenced with SIGKILL and collected later.
         Raises `RecoveryError` if the ranks are being ended.
         """
         ...
 
     def adopt(self, local_rank: LocalRank, pid: int, env: Mapping[str, str], logs: Logs) -> None:
-        """A standby, or the template itself, has become this rank. Fences as `spawn` does.
+        """Give this rank to a standby, or to the template itself. Fences as `spawn` does.
 
-        Raises `RecoveryError` if it is not a child of this process, or if the ranks are being ended.
+        Raises `RecoveryError` if that is not a child of this process, or if the ranks are being ended.
         """
         ...
 
     def kill(self, local_rank: LocalRank, signal: Signals) -> None:
         """Send a signal to the rank's whole process group. Nothing happens if it is gone.
 
-        SIGKILL spares, for some seconds, processes that remove the shared memory which the rank leaves (`cleaning`).
+        For some seconds SIGKILL spares processes that remove the shared memory which the rank leaves (`cleaning`).
         """
         ...
 
@@ -121,39 +121,42 @@ class WorkerHost(Protocol):
         ...
 
     def exit_status(self, local_rank: LocalRank) -> int | None:
-        """How the rank's process ended. Whoever is left in the process group of a failed one is killed first."""
+        """Return the exit status of the rank's process. The rest of a failed one's process group is killed first."""
         ...
 
     def judge(self, local_rank: LocalRank, status: int | None, stage: Stage) -> int | None:
-        """What to make of that status of a process which is ending, or gone, and had come to this stage."""
+        """Return the status to record for a process that is ending, or gone, and had reached this stage.
+
+        None if it is not known yet.
+        """
         ...
 
     def start_template(self, env: Mapping[str, str]) -> int:
-        """Start the process that forks standbys (`taskd.python.template`) with exactly `env`. Returns its pid.
+        """Start the process that forks standbys (`taskd.python.template`) with exactly `env`, and return its pid.
 
-        One at a time: the one before, its idle standbys included, is killed first (unless it was adopted as a rank).
-        All are killed at the end; idle standbys also when their template has died.
+        Only one exists at a time. The former one and its idle standbys are killed first, unless it was adopted as a
+        rank. All are killed at the end; idle standbys also when their template has died.
         """
         ...
 
     def reap_standbys(self) -> tuple[int, ...]:
-        """Collect dead standbys and a dead template, without blocking. Returns the pids collected."""
+        """Collect dead standbys and a dead template, without blocking, and return their pids."""
         ...
 
     def assign(self, place: NodeRank) -> None:
-        """This node holds this place from now on: its ranks are those of the place."""
+        """Give this place to the node: its ranks are those of the place from now on."""
         ...
 
     def dismiss(self) -> None:
-        """The job has ended well, and with it this node, whether it holds a place or not."""
+        """End this node, whether it holds a place or not, because the job has ended well."""
         ...
 
     def manage(self) -> None:
-        """taskd decides what happens to failed ranks. So it is at the start, and again after `stock`."""
+        """Let taskd handle failed ranks. This holds at the start; a call restores it after `stock`."""
         ...
 
     def stock(self) -> None:
-        """torchrun decides from now on, with its own budget: the first failed rank restarts or ends the whole group."""
+        """Leave failed ranks to torchrun and its own budget: the first one restarts or ends the whole group."""
         ...
 
     def give_up(self, reason: str) -> None:
@@ -162,19 +165,19 @@ class WorkerHost(Protocol):
 
 
 class Templates(Protocol):
-    """Starts and collects templates (`WorkerHost.start_template`) where there is no rank yet."""
+    """Source of templates (`WorkerHost.start_template`) before there is a rank."""
 
     def start(self, env: Mapping[str, str]) -> int:
-        """Start one, in place of the one before, with exactly `env`. Returns its pid."""
+        """Start a template with exactly `env`, in place of the former one, and return its pid."""
         ...
 
     def reap(self) -> tuple[int, ...]:
-        """Collect dead standbys and a dead template, without blocking. Returns the pids collected."""
+        """Collect dead standbys and a dead template, without blocking, and return their pids."""
         ...
 
 
 class Outlook(Enum):
-    """What a node that starts finds."""
+    """Phase of the job as a starting node finds it."""
 
     UNKNOWN = "unknown"  # no manager has answered
     FORMING = "forming"  # the job starts, and this node with it
@@ -182,52 +185,55 @@ class Outlook(Enum):
 
 
 class NodeRuntime(Protocol):
-    """The agent's own loop. Called from torchrun's main thread."""
+    """The agent's interface for torchrun's main thread."""
 
     def ask(self, wants: NodeRank, local_ranks: int, least: int, templates: Templates) -> None:
-        """Tell the manager that this node comes, meant for the place `wants` (or -1). `outlook` has the answer.
+        """Announce this node to the manager, for the place `wants` (or -1). `outlook` returns the answer.
 
-        It is to have so many ranks. `least` is MIN of `--nnodes=MIN:MAX`, 0 if that is one number.
+        The node is to have `local_ranks` ranks. `least` is MIN of `--nnodes=MIN:MAX`, 0 if that is one number.
         """
         ...
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended by an error: processes that start now are torchrun's alone."""
+        """True if the agent has ended by an error: processes that start now are torchrun's alone."""
         ...
 
     @property
     def checks(self) -> bool:
-        """Whether this node is to be checked before it trains."""
+        """True if this node is to be checked before it trains."""
         ...
 
     def await_check(self) -> str:
-        """Wait until it was, or nobody leads it: why it must leave the job, or nothing."""
+        """Wait until this node was checked, or no manager leads it; return why it must leave the job, or ""."""
         ...
 
     def outlook(self, timeout_s: float | None) -> Outlook:
-        """What the manager has answered last; it is awaited so long, with None as long as the settings say."""
+        """Return the manager's last answer; wait for it `timeout_s`, or with None as long as the settings allow."""
         ...
 
     @property
     def places(self) -> int | None:
-        """Places of the job, as the manager says; None while that is unknown."""
+        """Number of places of the job, as the manager reports it; None while it is unknown."""
         ...
 
     def await_end(self, timeout_s: float) -> bool:
-        """This node's ranks have ended well: wait until the others' have. False: torchrun's own barrier is to do it."""
+        """Wait until the ranks of all nodes have ended well, as this node's have.
+
+        Return False without a wait if torchrun's own barrier is to do it.
+        """
         ...
 
     def worker_environment(self, local_rank: LocalRank) -> dict[str, str]:
-        """Variables that a new process of this rank gets (rank 2's black box, the agent's socket, …)."""
+        """Return the variables that a new process of this rank gets (rank 2's black box, the agent's socket, …)."""
         ...
 
     def started(self, host: WorkerHost, identity: NodeIdentity) -> None:
-        """All ranks of this node run. Called again after torchrun has restarted the group, with a new host."""
+        """Take over this node's ranks, which all run. Called again, with a new host, after a restart of the group."""
         ...
 
     def stopping(self) -> None:
-        """torchrun is about to end all ranks: say that this node leaves, and recover nothing.
+        """Report that this node leaves, and recover nothing: torchrun is about to end all ranks.
 
         Keep the sockets of the processes open: the script may use its time between SIGTERM and SIGKILL. `started`
         may follow (a restart of the group), or `stop`.
@@ -235,8 +241,8 @@ class NodeRuntime(Protocol):
         ...
 
     def stop(self, *, deserts: bool = False) -> None:
-        """The ranks have ended, and so does torchrun: close everything. May be called twice.
+        """Close everything: the ranks have ended, and so does torchrun. May be called twice.
 
-        With `deserts` they go on, and are torchrun's alone.
+        With `deserts` the ranks go on, and are torchrun's alone.
         """
         ...

@@ -1,12 +1,12 @@
-"""The memory that one agent keeps for one rank: it outlives the rank's processes.
+"""Memory that one agent keeps for one rank. It outlives the rank's processes.
 
-It has no name in any folder, unless ranks reach nothing without one (`nameless.py`).
+It has no name in any folder, unless ranks can reach only memory with a name (`nameless.py`).
 
 Rules:
 
 1. It ends with the agent. A rank that starts anew, or another rank in its place, gets other memory.
-2. Copies come in pairs: two of the rank's own state, two of the state of the rank on another node whose copies it
-   keeps, and two of the one whose copies it kept before. Memory to which nothing was written takes a descriptor alone.
+2. Copies come in pairs. Two hold the rank's own state, and two the state of the rank on another node whose copies it
+   keeps. Two more hold the state of the rank whose copies it kept before. Unused memory costs only a descriptor.
 """
 
 from pathlib import Path
@@ -22,11 +22,11 @@ class RankMemory:
     """Memory of one rank: for its positions, its set-up, its marks, and for copies of states.
 
     Raises:
-        OSError: there is none.
+        OSError: no memory can be had.
     """
 
     def __init__(self, local_rank: LocalRank, folder: Path, *, named: bool = False) -> None:
-        """`named`: it has names, in `folder`."""
+        """Make the memory. `named`: it has names, in `folder`."""
         self._named = named
         self._all: list[KeptMemory] = []
         try:
@@ -39,7 +39,10 @@ class RankMemory:
             raise
 
     def close(self, *, holds_numbers: bool = False) -> None:
-        """The kernel gives it back when no process has it mapped. With `holds_numbers` nothing else gets its paths."""
+        """Close the memory. The kernel frees it when no process has it mapped any more.
+
+        With `holds_numbers` no other file gets its paths.
+        """
         for memory in self._all:
             memory.close(holds_number=holds_numbers)
         self._all.clear()

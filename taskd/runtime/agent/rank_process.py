@@ -1,13 +1,13 @@
-"""The processes of one node's ranks: a record of each, and one owner of all records.
+"""Processes of one node's ranks: a record of each, and one owner of all records.
 
 Rules:
 
-1. A rank that this node holds has a record, also before its first process is started: then one of pid -1.
-2. The newest process of a rank holds it. An older one is known until it is gone, and what it says counts for nothing.
-3. torchrun's main thread starts a world's processes one after the other, and names all of them at its end. What such a
-   process says before that is kept until then: its Hello comes once.
-4. Numbers of processes (incarnations) and of worlds (generations) only rise, also when torchrun restarts the group: its
-   own thread takes the next ones then, under the lock. All else belongs to the agent's thread.
+1. Each rank that this node holds has a record. Before its first process is started, the record has pid -1.
+2. The newest process of a rank holds it. An older one stays known until it is gone, but its messages do not count.
+3. torchrun's main thread starts a world's processes one after the other, and names all of them at its end. Messages of
+   such a process are kept until then, because its Hello comes only once.
+4. Numbers of processes (incarnations) and of worlds (generations) only rise, even when torchrun restarts the group. Its
+   own thread then takes the next numbers, under the lock. All other state belongs to the agent's thread.
 """
 
 import logging
@@ -38,31 +38,31 @@ class RankProcess:
     pid: int = -1
     box: Box | None = None
     peer: Peer | None = None
-    """Its socket, while it can be spoken to."""
+    """Its socket while it is connected."""
     wrapped: bool = False
-    """It may be a wrapper: then another process of its session is the rank."""
+    """True if it may be a wrapper: then another process of its session is the rank."""
     fenced: bool = False
-    """This agent ends it: its end is no fault of its own."""
+    """True if this agent ends it: its end is no fault of its own."""
 
 
 class RankProcesses:
-    """All of one node."""
+    """All rank processes of one node."""
 
     def __init__(self, files: RankFiles) -> None:
         self._files = files
         self._lock = threading.Lock()
         self._newest: dict[LocalRank, int] = {}
-        """The incarnation that was numbered last."""
+        """Newest incarnation number of each local rank."""
         self._held: dict[JobRank, RankProcess] = {}
         self._known: dict[int, RankProcess] = {}  # by pid, until it is gone
         self._starting = False
-        """torchrun starts processes that it has not named yet."""
+        """True while torchrun starts processes that it has not named yet."""
         self._early: deque[tuple[Peer, FromLocal | None]] = deque()
-        """What came of processes that are perhaps among them."""
+        """Messages of processes that may be among them."""
         self.generation = 0
 
     def number_fresh(self, local_rank: LocalRank, generation: int) -> tuple[int, int]:
-        """Incarnation and generation of a process of a fresh world that torchrun itself is about to start."""
+        """Return incarnation and generation of a process of a fresh world that torchrun is about to start itself."""
         with self._lock:
             self._starting = True
             incarnation = self._newest[local_rank] = self._newest.get(local_rank, -1) + 1
@@ -70,15 +70,15 @@ class RankProcesses:
             return incarnation, self.generation
 
     def number(self, local_rank: LocalRank, incarnation: int, generation: int) -> None:
-        """The manager has given these numbers to a process that is about to start."""
+        """Record the manager's numbers for a process that is about to start."""
         with self._lock:
             self._newest[local_rank] = incarnation
             self.generation = max(self.generation, generation)
 
-    # ---- who holds which rank
+    # ---- holders of the ranks
 
     def hold(self, host: WorkerHost) -> None:
-        """This node holds the host's ranks from now on, and no process of theirs is known yet."""
+        """Hold the host's ranks from now on; no process of theirs is known yet."""
         with self._lock:
             found = [
                 RankProcess(host.rank_of(local), local, self._newest.get(local, 0), wrapped=host.command(local).wrapper)
@@ -87,11 +87,11 @@ class RankProcesses:
         self._held = {process.rank: process for process in found}
 
     def let_go(self) -> None:
-        """This node holds no rank."""
+        """Hold no rank any more."""
         self._held = {}
 
     def begin(self, rank: JobRank, incarnation: int, pid: int) -> Box | None:
-        """A process holds the rank from now on; its black box."""
+        """Record the process that holds the rank from now on, and return its black box."""
         former = self._held[rank]
         box = self._files.box(former.local_rank, incarnation)
         new = RankProcess(rank, former.local_rank, incarnation, pid, box, wrapped=former.wrapped)
@@ -99,51 +99,51 @@ class RankProcesses:
         return box
 
     def end(self, process: RankProcess, *, keep: bool = True) -> None:
-        """It is gone, or will be and is of no interest; its black box stays among the job's records, or does not."""
+        """Forget a process that is gone, or of no interest any more. `keep` its black box among the job's records."""
         self._known.pop(process.pid, None)
         process.box = None
         name = f"rank-{process.rank}-incarnation-{process.incarnation}.box" if keep else ""
         self._files.discard(process.local_rank, process.incarnation, keep_as=name)
 
     def __iter__(self) -> Iterator[RankProcess]:
-        """Those that hold a rank, or are to."""
+        """Iterate over the processes that hold a rank, or are to hold one."""
         return iter(self._held.values())
 
     def __getitem__(self, rank: JobRank) -> RankProcess:
-        """The one that holds this rank."""
+        """Return the process that holds this rank."""
         return self._held[rank]
 
     def holds(self, process: RankProcess) -> bool:
-        """Whether no other has its rank already."""
+        """Return whether no other process has its rank already."""
         return self._held.get(process.rank) is process
 
     def is_held_by(self, rank: JobRank, pid: int) -> bool:
-        """Whether this process holds the rank."""
+        """Return whether this process holds the rank."""
         process = self._held.get(rank)
         return process is not None and process.pid == pid
 
     def by_pid(self, pid: int) -> RankProcess | None:
-        """One that is not known to be gone, whether it holds its rank still or not."""
+        """Return the process of this pid, unless it is gone; it need not hold its rank any more."""
         return self._known.get(pid)
 
     def box(self, rank: JobRank) -> Box | None:
-        """The black box of a rank's process."""
+        """Return the black box of a rank's process."""
         process = self._held.get(rank)
         return None if process is None else process.box
 
     def recorded_setup(self, rank: JobRank, digest: str) -> None:
-        """What the rank's process has recorded of its set-up, for the next one, has this digest."""
+        """Record the digest of the set-up that the rank's process has written for the next process."""
         self._files.recorded_setup(self._held[rank].local_rank, digest)
 
     # ---- their sockets
 
     def named(self) -> None:
-        """Learn that torchrun has named all processes of the world: what they have said before is received now."""
+        """Record that torchrun has named all processes of the world: their earlier messages are received now."""
         with self._lock:
             self._starting = False
 
     def in_time(self, received: Iterable[tuple[Peer, FromLocal | None]]) -> Iterator[tuple[Peer, FromLocal | None]]:
-        """Yield what was received, but keep what came of processes that torchrun has not named yet until it has."""
+        """Yield the received messages, but keep those of processes that torchrun has not named yet until it has."""
         while self._early and not self._starting:
             yield self._early.popleft()
         for peer, message in received:
@@ -158,51 +158,51 @@ class RankProcesses:
         return any(other is peer for other, _ in self._early)
 
     def hello(self, peer: Peer, hello: Hello, peers_key: str) -> bool:
-        """A worker has connected: whether it is the process that holds its rank, which is given `peers_key` then."""
+        """Return whether a connected worker is the process that holds its rank. If so, send it `peers_key`."""
         process = self._claimed(peer, hello)
         if process is None:
             logger.debug("process %d says it is rank %d; it is not", peer.pid, hello.rank)
             return False
         process.peer = peer
         if process.wrapped and process.box is not None and not _owns(peer, process.box):
-            process.box = None  # it tells of another process of the wrapper
+            process.box = None  # it belongs to another process of the wrapper
         peer.send(PeersKey(key=peers_key))
         return True
 
     def _claimed(self, peer: Peer, hello: Hello) -> RankProcess | None:
-        """Return the process that a worker says it is, if it may be it."""
+        """Return the process that a worker's Hello names, if the worker may be that process."""
         process = self._held.get(hello.rank)
         if process is None or process.incarnation != hello.incarnation or not _may_be(peer, process):
             return None
         return process
 
     def gone(self, peer: Peer) -> None:
-        """A socket has closed. What that means for the rank, the death watch tells."""
+        """Drop a closed socket. The death watch reports the consequence for its rank."""
         for process in self:
             if process.peer is peer:
                 process.peer = None
 
     def rank_of(self, peer: Peer) -> JobRank | None:
-        """The rank whose process this is."""
+        """Return the rank that this peer's process holds; None if it holds none."""
         return next((process.rank for process in self if process.peer is peer), None)
 
     def any_peer(self) -> Peer | None:
-        """Some worker that can be spoken to."""
+        """Return any connected worker; None if there is none."""
         return next((process.peer for process in self if process.peer is not None), None)
 
     def tell(self, rank: JobRank, message: ToLocal) -> None:
-        """Tell a rank's process; one that has not connected yet is told when it does."""
+        """Send a message to a rank's process. One that is not connected yet gets its orders when it connects."""
         process = self._held.get(rank)
         if process is not None and process.peer is not None:
             process.peer.send(message)
 
     def tell_all(self, message: ToLocal) -> set[JobRank]:
-        """Tell every process that can be spoken to; their ranks."""
+        """Send a message to every connected process, and return their ranks."""
         return {process.rank for process in self if process.peer is not None and process.peer.send(message)}
 
 
 def _may_be(peer: Peer, process: RankProcess) -> bool:
-    """Whether a peer is the rank: the process itself, or the first that a wrapper has in its session."""
+    """Return whether a peer may be the rank: the process itself, or the first one in a wrapper's session."""
     if peer.pid == process.pid:
         return True
     if not process.wrapped:
@@ -212,7 +212,7 @@ def _may_be(peer: Peer, process: RankProcess) -> bool:
 
 
 def _owns(peer: Peer, box: Box) -> bool:
-    """Whether a box is a peer's, or nobody's yet."""
+    """Return whether a box belongs to a peer, or to no process yet."""
     try:
         return box.read().owner_pid in (0, peer.pid)
     except ShimError:

@@ -1,14 +1,14 @@
-"""What one agent keeps for its processes: black boxes, positions, copies. All gone when the agent ends.
+"""Files that one agent keeps for its processes: black boxes, positions, copies. All are gone when the agent ends.
 
 Rules:
 
-1. Boxes lie in a directory of mode 0700 in shared memory, or in the temporary folder where that does not do, named
-   after this process and locked by it. What dead agents of the same user have left is removed at the start: what is
-   locked belongs to a living one, in whatever container. A directory that somebody has swept away is made anew.
-2. Every process gets a black box of its own. A rank's memory (`RankMemory`) outlives its processes; a fresh world
-   (nobody's state is kept) begins with an empty one.
-3. Boxes of the dead are kept where the manager has its records, or, where that is not seen, in a folder of this agent's
-   own: never in one of another job (`jobfolder.py`).
+1. Boxes lie in a directory of mode 0700 in shared memory, or in the temporary folder if that is unusable. It is named
+   after this process and locked by it. At the start, directories of the same user's dead agents are removed. A locked
+   one belongs to a living agent, in any container. A directory that was swept away is made anew.
+2. Every process gets a black box of its own. A rank's memory (`RankMemory`) outlives its processes. A fresh world keeps
+   no state, and begins with empty memory.
+3. Boxes of the dead are kept in the folder of the manager's records. If that is not visible here, they are kept in a
+   folder of this agent's own, never in one of another job (`jobfolder.py`).
 4. A file that cannot be made costs a feature, not the job: one warning, and the process starts without it.
 """
 
@@ -39,10 +39,10 @@ _MOST_BOX_BYTES = 1 << 20
 
 
 class RankFiles:
-    """The directory of one agent, and the memory that it keeps for its ranks.
+    """Directory of one agent, and the memory that it keeps for its ranks.
 
     Args:
-        run_dir: of the job's records.
+        run_dir: directory of the job's records.
         job_id: the job's name.
         named: whether its socket and memory have names in the directory: ranks may reach nothing without one.
     """
@@ -53,24 +53,24 @@ class RankFiles:
         self.directory, lock = _made(self._parent)
         self._lock: int | None = lock
         self.socket = self.directory / "agent.sock"
-        """Where processes of this node connect, once it listens."""
+        """Path at which processes of this node connect, once the server listens."""
         self.deserted = False
-        """Whether ranks that live may still open what it keeps when it closes."""
+        """True if ranks live on after `close`, and may still open its files."""
         self._named = named or not is_open_to_others()
         self._run_dir = run_dir
         self._job_id = job_id
         self.records = ""
-        """The mark of the folder of the job's records, as far as it is known."""
+        """Mark of the folder of the job's records; "" while it is not known."""
         self._own: JobFolder | None = None
         self._boxes: dict[tuple[LocalRank, int], Box] = {}
         self._memory: dict[LocalRank, RankMemory] = {}
         self._setups: dict[LocalRank, str] = {}
-        """Digests of what the ranks have recorded of their set-up."""
+        """Digests of the ranks' recorded set-ups."""
         self._missed = ""
-        """Why the newest box, or memory, that could not be made was not."""
+        """Reason of the newest failure to make a box or memory."""
 
     def server(self, *, listens: bool) -> LocalServer:
-        """Make the agent's side of its links, at which processes connect if it `listens`. Raises `LinkError`."""
+        """Make the agent's side of its links; processes can connect if it `listens`. Raises `LinkError`."""
         server = LocalServer(self.socket, listens=listens, named=self._named)
         self.socket, self._named = server.path, server.named
         return server
@@ -78,7 +78,7 @@ class RankFiles:
     def prepare(
         self, local_rank: LocalRank, incarnation: int, generation: int, shape: Shape, term: int = 0, *, joins: bool
     ) -> WorkerConfig:
-        """Make the files of a process that is about to start; what its environment has to say of them."""
+        """Make the files of a process that is about to start, and return its configuration, which names them."""
         former = None if joins else self._memory.pop(local_rank, None)
         self._hold_directory()
         memory = self._memory.get(local_rank) or self._make_memory(local_rank)
@@ -103,22 +103,22 @@ class RankFiles:
         )
 
     def forget(self, local_rank: LocalRank) -> None:
-        """A rank starts anew, or another takes its place: what is known of positions and set-up is not its own."""
+        """Drop the memory and set-up of a rank, because it starts anew or another rank takes its place."""
         self._setups.pop(local_rank, None)
         memory = self._memory.pop(local_rank, None)
         if memory is not None:
             memory.close()
 
     def recorded_setup(self, local_rank: LocalRank, digest: str) -> None:
-        """The results of the set-up's collectives are in a file of this digest."""
+        """Record the digest of the file with the results of the set-up's collectives."""
         self._setups[local_rank] = digest
 
     def box(self, local_rank: LocalRank, incarnation: int) -> Box | None:
-        """The black box of a process that was prepared."""
+        """Return the black box of a process that was prepared."""
         return self._boxes.get((local_rank, incarnation))
 
     def close(self) -> None:
-        """Remove everything. Whoever waits on a box is let go."""
+        """Remove everything, and wake the threads that wait on a box."""
         for box in self._boxes.values():
             box.close()
         self._boxes.clear()
@@ -134,9 +134,9 @@ class RankFiles:
             self._own = None
 
     def discard(self, local_rank: LocalRank, incarnation: int, keep_as: str = "") -> None:
-        """Remove the box of a process that is gone. Whoever waits on it is let go.
+        """Remove the box of a process that is gone, and wake a thread that waits on it.
 
-        With a name it stays among the records of the job, the newest `KEPT_BOXES` of which do.
+        With a name, the box is kept in the job's records, which hold the newest `KEPT_BOXES` boxes.
         """
         box = self._boxes.pop((local_rank, incarnation), None)
         if box is not None:
@@ -191,7 +191,7 @@ class RankFiles:
             logger.warning("%s: %s", what, why)
 
     def _hold_directory(self) -> None:
-        """Make another directory if ours is gone, or another has its name. Whoever is named in it may be a stranger."""
+        """Make another directory if ours is gone, or its name leads to another one, which may be a stranger's."""
         if self._lock is None or _same(self.directory, self._lock):
             return
         former = self.directory
@@ -203,7 +203,7 @@ class RankFiles:
         os.close(self._lock)
         self._lock = lock
         for local_rank in tuple(self._memory) if self._named else ():
-            self.forget(local_rank)  # nobody reaches it any more
+            self.forget(local_rank)  # no process can reach it any more
         logger.warning(
             "%s, the directory of this node's black boxes, was removed by somebody else; new ones are in %s",
             former,
@@ -212,7 +212,7 @@ class RankFiles:
 
 
 def _parent() -> Path:
-    """Shared memory; where nothing can be written to it, or too little fits, the temporary folder, with one warning."""
+    """Return the folder of shared memory. If it is not writable or too small, warn and return the temporary folder."""
     _, wrong = free_shared_memory()
     if not wrong:
         return SHARED_MEMORY
@@ -224,7 +224,7 @@ def _parent() -> Path:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the directories of dead agents. Where the file system knows no locks, all stay."""
+    """Remove the directories of dead agents. On a file system without locks all stay."""
     for directory in parent.glob("taskd-*-*"):
         try:
             if not directory.name.split("-")[1].isdecimal() or directory.lstat().st_uid != os.getuid():
@@ -247,7 +247,7 @@ def _same(directory: Path, lock: int) -> bool:
 
 
 def _made(parent: Path) -> tuple[Path, int]:
-    """A new directory, and the lock on it."""
+    """Make a new directory; return it and the lock on it."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=f"taskd-{os.getpid()}-", dir=parent))
         try:

@@ -1,9 +1,9 @@
-"""One line in a torchrun's log for each recovery of a job whose manager is elsewhere: it has the whole record.
+"""One line in a torchrun's log for each recovery of a job with a manager elsewhere. That manager has the whole record.
 
 Rules:
 
 1. A recovery ends with the first order to train in a world of another generation than before.
-2. It is told from this node: how long its ranks did not train, and which of them are new processes.
+2. The line describes this node: the time in which its ranks did not train, and the ranks with new processes.
 """
 
 import logging
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecoveryLog:
-    """Follows the orders of the manager, the newest only."""
+    """Log of the recoveries in the manager's orders; only the newest order counts."""
 
     def __init__(self) -> None:
         self._newest = (0, 0, 0)
@@ -25,7 +25,7 @@ class RecoveryLog:
         self._incarnations: dict[JobRank, int] = {}
 
     def follow(self, directive: Directive, place: NodeRank | None, ranks: Iterable[RankStatus], now_s: float) -> None:
-        """Take in an order that comes while this node holds this place and these ranks."""
+        """Record an order that arrives while this node holds this place and these ranks."""
         newest = (directive.ledger.term, directive.generation, directive.sequence)
         if newest <= self._newest:
             return

@@ -1,11 +1,11 @@
-"""The world that a process is started for, as its environment has to say it.
+"""World that a process is started for, as variables of its environment.
 
 Rules:
 
-1. torchrun's own variables hold as long as the world is the one that it has formed. In one with fewer nodes, or more,
-   a process that starts anew with all the others is told the size and its rank there.
+1. torchrun's own variables hold as long as the world is the one that torchrun formed. In a world with fewer or more
+   nodes, a process that starts anew with all the others gets the size and its rank there.
 2. A newcomer sets itself up as in the full world, with its rank of the job: it joins the others later.
-3. Where torchrun's store stood there may be no node any more: a manager of several nodes names another.
+3. The node of torchrun's store may be gone. A manager of several nodes names another store.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from taskd.wire.messages import Directive
 
 @dataclass(frozen=True)
 class Shape:
-    """What a process is told beside what torchrun says. `members` is empty where they are all of the job."""
+    """World of a process, with the variables that differ from torchrun's. `members` is empty for the whole job."""
 
     members: tuple[JobRank, ...] = ()
     places: int = 0
@@ -29,10 +29,10 @@ class Shape:
     def of(
         cls, directive: Directive, rank: JobRank, per_node: int, given: Mapping[str, str], *, joins: bool
     ) -> "Shape":
-        """That of the job's rank `rank`, started as the directive says. `given` is torchrun's environment for it."""
+        """Return the shape for the job's rank `rank`, started by this directive. `given`: torchrun's environment."""
         everybody = tuple(map(JobRank, range(directive.node_count * per_node)))
         members = everybody if joins else tuple(order.rank for order in directive.ranks)
-        if rank not in members:  # it was ordered by a directive before, and has waited for a standby
+        if rank not in members:  # an earlier directive ordered it, and it has waited for a standby
             raise RecoveryError(f"found no rank {rank} in the world of {len(members)} ranks that is wanted by now")
         changed: dict[str, str] = {}
         if given.get("WORLD_SIZE") != str(len(members)) or members != everybody:

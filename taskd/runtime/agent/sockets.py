@@ -4,9 +4,9 @@ Rules:
 
 1. SOCK_SEQPACKET: one message a packet (`system.packets`), and the end of a process is the end of its socket.
 2. The socket is made in a directory of mode 0700, and has no name from then on (`runtime/folders/nameless.py`), unless
-   ranks reach nothing without one. The kernel tells user and pid of who connects. Another user is sent away, and that
-   pid counts, not the one that the process says of itself.
-3. A packet that cannot be decoded is refused; the first of a connection is logged, which stays.
+   ranks reach nothing without one. The kernel gives user and pid of a process that connects. Another user is rejected.
+   The kernel's pid counts, not the pid in the process's own message.
+3. A packet that cannot be decoded is refused. The first one of a connection is logged, and the connection stays open.
 """
 
 import logging
@@ -57,12 +57,12 @@ class Peer:
 
 
 class LocalServer:
-    """All sockets of one agent. With `listens` off nobody can connect: `adopt` adds connections made elsewhere.
+    """All sockets of one agent. With `listens` off no process can connect: `adopt` adds connections made elsewhere.
 
     With `named` the socket keeps its name.
 
     Attributes:
-        path: by which this user's processes connect.
+        path: path by which this user's processes connect.
 
     """
 
@@ -94,17 +94,17 @@ class LocalServer:
 
     @property
     def named(self) -> bool:
-        """Whether a name in a folder leads to it."""
+        """True if a name in a folder leads to the socket."""
         return self._named
 
     def fileno(self) -> int:
-        """Readable when `receive` has something to tell."""
+        """Return a descriptor that is readable when `receive` has something to return."""
         return self._epoll.fileno()
 
     def receive(self) -> list[tuple[Peer, FromLocal | None]]:
-        """Messages that have come, each with its sender; None in place of a message when the process has gone."""
+        """Return the new messages, each with its sender; None in place of a message if the process is gone."""
         found: list[tuple[Peer, FromLocal | None]] = []
-        self._accept()  # first: what a process has said that came and went since the last time is told too
+        self._accept()  # first: messages of a process that came and went since the last call count too
         for fd, _ in self._epoll.poll(0):
             if fd != self._listener.fileno():
                 found.extend((self._peers[fd], message) for message in self._read(self._peers[fd]))
@@ -120,8 +120,8 @@ class LocalServer:
             peer.link.close()
 
     def hang_up(self) -> None:
-        """Close every connection, and accept none any more: each process sees that nobody answers it."""
-        self._listener.close()  # first: whoever has connected and was not accepted yet sees it too
+        """Close every connection, and accept none any more: each process detects that no agent answers it."""
+        self._listener.close()  # first: a process that was not accepted yet detects it too
         for peer in list(self._peers.values()):
             with suppress(OSError):
                 self.drop(peer)

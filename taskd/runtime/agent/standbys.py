@@ -1,16 +1,16 @@
-"""The warm processes of one node: one template, and the standbys that it forks.
+"""Warm processes of one node: one template, and the standbys that it forks.
 
 Rules:
 
-1. The template says Hello twice: when it is connected, and when its imports are done. It forks only after that, and
-   only if it then has one thread; otherwise it is itself the standby, and another template follows when it is used.
-2. Standbys that are older than the newest imports of the template are replaced by newer ones. So it imports first, and
+1. The template sends Hello twice: when it is connected, and when its imports are done. It forks only after that, and
+   only if it then has one thread. Otherwise it is itself the standby, and another template follows when it is used.
+2. Newer standbys replace those that are older than the template's newest imports. So the template imports first, and
    forks before that only for ranks that wait.
-3. As many as are wanted have their memory ready. One more waits that shares its memory: two ranks may die at once, and
-   to fork then takes 40 ms. It is made ready when one of the others has become a rank.
-4. A new template replaces one that has ended. After `_MOST_FAILURES` in a row that ended before they could fork,
-   ranks start cold.
-5. Nobody waits here: `take` gives a standby or None, `wait_s` tells how long one is worth waiting for.
+3. The wanted number of standbys have their memory ready. One more shares its memory: two ranks may die at once, and a
+   fork then takes 40 ms. Its memory is made ready when one of the others has become a rank.
+4. A new template replaces one that has ended. After `_MOST_FAILURES` templates in a row that ended before they could
+   fork, ranks start cold.
+5. Nothing here blocks: `take` returns a standby or None, `wait_s` returns the time that one is worth waiting for.
 """
 
 import logging
@@ -34,7 +34,7 @@ _MOST_FAILURES: Final = 3
 
 
 class StandbyPool:
-    """Keeps `wanted` standbys ready, and a reserve. `start_template` starts a template process and returns its pid.
+    """Pool of `wanted` standbys and a reserve. `start_template` starts a template process and returns its pid.
 
     Attributes:
         only: no rank can be started cold.
@@ -57,7 +57,7 @@ class StandbyPool:
         self._failures = 0
         """Templates in a row that ended before they could fork."""
         self._idle: list[Peer] = []
-        """Those that are ready, or about to be, come first."""
+        """Idle standbys. Those whose memory is ready, or about to be, come first."""
         self._prepared = 0
         self._waiting = 0
         """Waiting ranks at the last refill. While there are some, new standbys go to them unprepared."""
@@ -65,11 +65,11 @@ class StandbyPool:
         self._met: set[int] = set()
         """Standbys that have connected, by pid, until they are reaped or become ranks, whose parent reaps them."""
         self._reaped: set[int] = set()
-        """Those among the last that were collected before anything of them was received."""
+        """Standbys that were collected last, before any message of theirs was received."""
         self._modules: set[str] = set()
         self._modules_bytes = 0
         self._unsent: list[str] = []
-        """Those among the modules that the template has not been told of."""
+        """Modules whose names were not sent to the template yet."""
 
     @property
     def count(self) -> int:
@@ -78,7 +78,7 @@ class StandbyPool:
 
     @property
     def pending(self) -> bool:
-        """A standby has been asked for and has not arrived yet, or could be asked for."""
+        """True if a standby was requested and has not arrived yet, or could be requested."""
         return self._ready and self._forks
 
     @property
@@ -89,15 +89,15 @@ class StandbyPool:
         return wait_s(Warming(self.pending, importing_s, self._first_start_s))
 
     def ranks_started(self, seconds: float) -> None:
-        """Learn what the job's first processes needed from their start to their first commit."""
+        """Record the time that the job's first processes needed from their start to their first commit."""
         self._first_start_s = seconds
 
     def want(self, count: int) -> None:
-        """Keep so many from now on."""
+        """Keep this number of standbys from now on."""
         self._wanted = count
 
     def open(self) -> None:
-        """Start the template, unless there is one or none is wanted. `refill` starts none before this was called."""
+        """Start the template, unless one exists or no standby is wanted. Before this call `refill` starts none."""
         self._opened = True
         if self._wanted and self._template_pid is None:
             try:
@@ -110,7 +110,7 @@ class StandbyPool:
             logger.info("template process %d imports torch to make standbys", self._template_pid)
 
     def hurry(self) -> None:
-        """Have the template import at once: until then it stands back behind the ranks that start."""
+        """Make the template import at once. Until then it gives way to the ranks that start."""
         self._hurried = True
         if self._ready:
             self.refill()
@@ -118,7 +118,10 @@ class StandbyPool:
             self._template.send(Fork(count=0))  # any message does
 
     def import_modules(self, names: tuple[str, ...]) -> None:
-        """Let the template import these too, and replace the standbys that lack them. What fits one message is kept."""
+        """Let the template import these modules too, and replace the standbys that lack them.
+
+        Only as many names are kept as fit into one message.
+        """
         for name in names:
             size_bytes = self._modules_bytes + len(name.encode()) + 5
             if name not in self._modules and size_bytes <= MAX_MODULES_BYTES:
@@ -129,7 +132,7 @@ class StandbyPool:
             self._send_modules()
 
     def import_foreign(self, names: tuple[str, ...]) -> None:
-        """As `import_modules`, of those that another node's ranks have imported and that are installed here."""
+        """Import modules of another node's ranks, as `import_modules` does, if they are installed here."""
         self.import_modules(only_installed(names))
 
     def _send_modules(self) -> None:
@@ -139,7 +142,7 @@ class StandbyPool:
             self._unsent.clear()
 
     def hello(self, peer: Peer, hello: Hello) -> None:
-        """A template or standby has connected, or a template has finished its imports."""
+        """Handle the Hello of a template or standby that has connected, or of a template whose imports are done."""
         if hello.role == "standby":
             if peer.pid in self._reaped:
                 self._reaped.discard(peer.pid)
@@ -168,7 +171,7 @@ class StandbyPool:
             self._send_modules()
 
     def gone(self, peer: Peer) -> None:
-        """A template or standby has ended."""
+        """Remove a template or standby that has ended."""
         if peer is self._template:
             self._lose_template()
         if peer in self._idle:
@@ -176,7 +179,10 @@ class StandbyPool:
             self._idle.remove(peer)
 
     def reaped(self, pids: tuple[int, ...]) -> None:
-        """Processes were collected: a template, or standbys, which may never have connected. Called for none too."""
+        """Record the collected processes: a template, or standbys, which may never have connected.
+
+        Called without any process too.
+        """
         self._reaped.clear()
         for pid in pids:
             if pid == self._template_pid:
@@ -201,7 +207,7 @@ class StandbyPool:
             )
 
     def take(self) -> Peer | None:
-        """A standby that can take a rank now; it is no longer of the pool."""
+        """Remove and return a standby that can take a rank now; None if there is none."""
         if self._idle:
             self._prepared = max(0, self._prepared - 1)
             return self._idle.pop(0)
@@ -211,21 +217,21 @@ class StandbyPool:
         return None
 
     def became_rank(self, peer: Peer) -> None:
-        """Forget one that was taken. Its host reaps it, and its number may come back as another standby's."""
+        """Forget a taken standby that became a rank. Its host reaps it, and another standby may get its pid."""
         self._met.discard(peer.pid)
 
     def dismiss(self, peer: Peer) -> None:
-        """Let one end that was taken, and became no rank."""
+        """Close the connection to a taken standby that did not become a rank, so that it ends."""
         self._server.drop(peer)
 
     def kill(self, peer: Peer) -> None:
-        """End one that was ordered to become a rank, and must not."""
+        """Kill a standby that was ordered to become a rank, and must not."""
         with suppress(ProcessLookupError):
             os.kill(peer.pid, signal.SIGKILL)
         self._server.drop(peer)
 
     def refill(self, waiting: int = 0) -> None:
-        """Ask for as many standbys as are missing. While ranks are `waiting`, only for as many as these need."""
+        """Request the missing standbys. While ranks are `waiting`, request only as many as these need."""
         self._waiting = waiting
         missing = (waiting or (self._wanted and self._wanted + RESERVE)) - len(self._idle) - self._asked
         if not waiting:
@@ -244,7 +250,7 @@ class StandbyPool:
             self._prepared += 1
 
     def close(self) -> None:
-        """Forget all of them; whoever started the processes ends them."""
+        """Forget all of them. The process that started them ends them."""
         self._wanted = 0
         for peer in [*self._idle, *([self._template] if self._template is not None else [])]:
             self._server.drop(peer)

@@ -1,9 +1,9 @@
-"""How a rank gets its process.
+"""Starts of the ranks' processes.
 
 Rules:
 
-1. It is a standby, if one waits or is on its way (`taskd.core.warm_starts`) and the order allows it; else the process
-   is started cold, and that is said. Where no rank can be started cold, whoever comes is no process that was made warm.
+1. A rank gets a standby if one waits or is on its way (`taskd.core.warm_starts`) and the order allows it. Otherwise its
+   process is started cold, which is logged. If no rank can be started cold, a standby does not count as warm.
 2. Only the newest order for a rank counts.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Starts:
-    """Starts the processes of one node, some of them later: when a standby arrives."""
+    """Starter of one node's processes. A start may wait until a standby arrives."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Starts:
         self._waiting: deque[tuple[WorkerHost, Start, float]] = deque()
 
     def order(self, node: Node, host: WorkerHost, start: Start) -> None:
-        """Start a rank's new process; if a standby is on its way, when it arrives."""
+        """Start a rank's new process. If a standby is on its way, the start waits for it."""
         self._waiting = deque(entry for entry in self._waiting if entry[1].rank != start.rank)
         warm = host.command(self._processes[start.rank].local_rank).python and (self._pool.only or not start.cold)
         standby = self._pool.take() if warm else None
@@ -61,7 +61,7 @@ class Starts:
         self._try_launch(node, host, start, standby)
 
     def serve(self, node: Node) -> None:
-        """A standby may have arrived, or a template that can make one."""
+        """Serve the waiting starts: a standby may have arrived, or a template that can make one."""
         while self._waiting:
             standby = self._pool.take()
             if standby is None:
@@ -70,20 +70,20 @@ class Starts:
             self._try_launch(node, *self._waiting.popleft()[:2], standby)
 
     def expire(self, node: Node, now_s: float) -> None:
-        """Start those cold that have waited too long for a standby."""
+        """Carry out starts that have waited too long for a standby, cold if there is still none."""
         while self._waiting and (now_s >= self._waiting[0][2] or self._pool.wait_s <= 0):
             self._try_launch(node, *self._waiting.popleft()[:2], self._pool.take())
 
     def clear(self) -> None:
-        """Nobody is to be started any more."""
+        """Drop all waiting starts."""
         self._waiting.clear()
 
     def _try_launch(self, node: Node, host: WorkerHost, start: Start, standby: Peer | None) -> None:
         try:
             self._launch(node, host, start, standby)
-        except RecoveryError as error:  # mostly torchrun has begun to end its ranks: that is for it alone to tell
+        except RecoveryError as error:  # mostly torchrun has begun to end its ranks, and reports that itself
             logger.info("%s", error)
-        except OSError as error:  # of the system: no process, no file, no memory. torchrun's own behaviour takes over
+        except OSError as error:  # the system refuses a process, a file or memory: torchrun's own behaviour takes over
             logger.error("rank %d gets no process: %s", start.rank, error)
             raise
         finally:
@@ -117,7 +117,7 @@ class Starts:
     ) -> RecoveryError | None:
         """Give the rank to a standby that was ordered to become it. If the host refuses, kill it and return why.
 
-        It has the rank's environment, and soon a session of its own: the end of its template would not end it.
+        The standby has the rank's environment, and soon its own session: the end of its template would not end it.
         """
         with ExitStack() as refused:
             refused.callback(self._pool.kill, standby)
@@ -129,7 +129,7 @@ class Starts:
         return None
 
     def begin(self, node: Node, start: Start, pid: int, *, warm: bool) -> None:
-        """A process that was started holds its rank: watch it."""
+        """Record a started process as the holder of its rank, and watch it."""
         node.started(
             RankStatus(
                 rank=start.rank,

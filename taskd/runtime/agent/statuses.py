@@ -1,4 +1,4 @@
-"""What an agent tells the manager of its node."""
+"""Reports on a node, from its agent to the manager."""
 
 import os
 import socket
@@ -19,39 +19,39 @@ CORES = len(os.sched_getaffinity(0))
 
 
 class Urgent(NamedTuple):
-    """What the manager hears at once when it changes; all else of a report, with the next heartbeat."""
+    """Part of a report whose changes are sent at once. All other changes go with the next heartbeat."""
 
     ranks: tuple[RankStatus, ...]
     standbys: int
     generation: int
     leaving: bool
     knows: bool
-    """The node has the newest directive."""
+    """True if the present manager wrote the ledger of the directive that the node obeys."""
     check: CheckState | None
 
     def is_pressing(self, known: "Urgent | None") -> bool:
-        """Return whether somebody waits for the change from `known`, the manager's last report."""
+        """Return whether the manager waits for the change from `known`, the last report to it."""
         if known is None or self._replace(ranks=()) != known._replace(ranks=()):
             return True
         return not can_wait(known.ranks, self.ranks)
 
 
 class Reports:
-    """The reports of one node, one after the other."""
+    """Source of one node's reports, one after the other."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
         self.proof = new_proof()
         self._sequence = 0
         self.store = NOWHERE
-        """The node's store."""
+        """Address of the node's store."""
         self.wants = NodeRank(-1)
-        """The place that its launcher meant it for."""
+        """Place that the launcher intends for the node."""
         self.least = 0
         """MIN of torchrun's `--nnodes=MIN:MAX`; 0 if it names one number."""
         self.shorthand = Shorthand()
         self.deserted = False
-        """The agent has ended by an error."""
+        """True if the agent has ended by an error."""
 
     def compose(
         self,
@@ -62,7 +62,10 @@ class Reports:
         seen: tuple[Progress | None, tuple[RankSpan, ...]],
         sent_s: float,
     ) -> NodeStatus:
-        """The next one; without an identity torchrun has not started its processes yet, and the node holds no place."""
+        """Return the next report.
+
+        Without an identity torchrun has not started its processes yet, and the node holds no place.
+        """
         self._sequence += 1
         place = None if identity is None else node.place
         return NodeStatus(

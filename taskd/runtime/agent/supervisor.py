@@ -1,8 +1,8 @@
-"""Supervises the rank processes of one node: starts, orders and fences them, and handles the end of each.
+"""Supervisor of one node's rank processes: it starts, orders and fences them, and handles the end of each.
 
 Rules:
 
-1. `RankProcesses` knows which process holds which rank and how to reach it. `Starts` gives a rank its process.
+1. `RankProcesses` records which process holds which rank and how to reach it. `Starts` gives a rank its process.
 2. A message counts only if it comes from the process that holds the rank now.
 """
 
@@ -49,11 +49,11 @@ logger = logging.getLogger(__name__)
 LAST_WORDS_S = 2.0
 _LOOK_S = 0.01
 WAITING = (Stage.PAUSED, Stage.FINISHED, Stage.DUMPED)
-"""A rank at this stage waits for an order."""
+"""Stages at which a rank waits for an order."""
 
 
 class RankSupervisor:
-    """All rank processes of one node. For the agent's thread; `fresh_environment` for torchrun's main thread before."""
+    """All rank processes of one node. For the agent's thread; `fresh_environment` is for torchrun's main thread."""
 
     def __init__(self, files: RankFiles, deaths: DeathWatch, pool: StandbyPool, preload: tuple[str, ...]) -> None:
         self._files = files
@@ -62,19 +62,19 @@ class RankSupervisor:
         self._preload = preload
         self._host: WorkerHost | None = None
         self._templates: Templates | None = None
-        """What starts a template before torchrun has started a process."""
+        """Source of templates before torchrun has started a process."""
         self.collector = EvidenceCollector()
         self._recoveries = RecoveryLog()
         self.starts = Starts(files, deaths, pool, self.processes, self.collector)
         self.seen: dict[JobRank, Evidence] = {}
-        """Evidence of deaths that the manager has not got yet."""
+        """Evidence of deaths that was not sent to the manager yet."""
         self.moved = False
-        """This node has been given a place, or lost one, since torchrun formed the world."""
+        """True if this node was given a place, or lost one, since torchrun formed the world."""
 
     # ---- torchrun has started, or restarted, the whole group
 
     def fresh_environment(self, local_rank: LocalRank, generation: int, places: int = 0) -> dict[str, str]:
-        """Variables of a process of a fresh world that torchrun itself starts, in a job of so many places."""
+        """Return the variables of a process of a fresh world that torchrun itself starts, in a job of `places`."""
         incarnation, generation = self.processes.number_fresh(local_rank, generation)
         config = self._files.prepare(local_rank, incarnation, generation, Shape(places=places), joins=False)
         return {**config.environment(), **preload()}
@@ -90,13 +90,13 @@ class RankSupervisor:
         self.processes.named()
 
     def wait(self, host: WorkerHost) -> None:
-        """This node holds no place: no rank runs on it."""
+        """Let go of all ranks, because this node holds no place."""
         self._host = host
         self.processes.let_go()
         self.processes.named()
 
     def evict(self) -> None:
-        """Kill every process, and forget what they held."""
+        """Kill every process, and let go of their ranks."""
         self.moved = True
         self.starts.clear()
         for process in self.processes:
@@ -105,7 +105,7 @@ class RankSupervisor:
         self.processes.let_go()
 
     def settle(self, place: NodeRank) -> tuple[JobRank, ...]:
-        """The ranks of the place that this node holds now. Position files of its former ranks are not theirs."""
+        """Take over this place and return its ranks. Files of this node's former ranks are dropped, as not theirs."""
         host = self._need_host()
         self.moved = True
         host.assign(place)
@@ -115,12 +115,12 @@ class RankSupervisor:
         return tuple(process.rank for process in self.processes)
 
     def dismiss(self) -> None:
-        """The job has ended well."""
+        """End this node, because the job has ended well."""
         if self._host is not None:
             self._host.dismiss()
 
     def runs_python(self) -> bool:
-        """Whether a standby can run what the ranks run."""
+        """Return whether a standby can run the ranks' command."""
         if self._host is None:
             return False
         command = self._host.command(self._host.local_ranks[0])
@@ -129,11 +129,11 @@ class RankSupervisor:
         return command.python
 
     def lend(self, templates: Templates) -> None:
-        """The node check needs standbys before there is a rank."""
+        """Accept a source of templates: the node check needs standbys before there is a rank."""
         self._templates = templates
 
     def start_template(self) -> int:
-        """Start the process that forks standbys, with the ranks' environment but for the variables of a single rank."""
+        """Start the process that forks standbys, with the ranks' environment without the variables of a single rank."""
         host = self._host
         template = TemplateConfig(self._files.socket, os.getpid(), self._preload).environment()
         if host is None and self._templates is not None:
@@ -141,7 +141,7 @@ class RankSupervisor:
         host = self._need_host()
         return host.start_template({**without_rank(host.environment(host.local_ranks[0])), **template})
 
-    # ---- what the node's table wants
+    # ---- actions of the node's table
 
     def perform(self, node: Node, actions: list[Action], *, may_start: bool) -> None:
         """Perform the actions one after the other; log those that fail."""
@@ -193,7 +193,7 @@ class RankSupervisor:
             dying = [rank for rank in dying if self._exit_status(rank) is None]
 
     def follow(self, node: Node, directive: Directive, *, elsewhere: bool) -> None:
-        """An order has come, of a manager `elsewhere` or in this process. It says where its records are."""
+        """Record a directive of a manager `elsewhere` or in this process. It names the folder of its records."""
         self._files.records = directive.records
         if elsewhere:
             ranks = [slot.status for slot in node.slots.values()]
@@ -202,7 +202,7 @@ class RankSupervisor:
     # ---- one process
 
     def rest(self) -> None:
-        """Start nothing any more. taskd is about to end the processes that still live; that is no fault of theirs."""
+        """Start nothing any more. taskd is about to end the living processes, so their end counts as no fault."""
         self.starts.clear()
         for process in self.processes:
             if self._exit_status(process.rank) is None and ending_status(process.pid) is None:
@@ -212,7 +212,7 @@ class RankSupervisor:
         return self._need_host().exit_status(self.processes[rank].local_rank)
 
     def ended(self, node: Node, ending: ProcessEnd) -> list[Action]:
-        """A process is ending, or gone: the actions that follow for its rank, if it still holds one."""
+        """Return the actions for a process that is ending, or gone; none if it no longer holds its rank."""
         process = self.processes.by_pid(ending.pid)
         if process is None:
             return []
@@ -249,16 +249,16 @@ class RankSupervisor:
         if thawed is not None:
             logger.warning("rank %d was frozen: %s is thawed, so that its process can end", rank, thawed)
 
-    # ---- who decides
+    # ---- control of failed ranks
 
     def stock(self) -> None:
-        """From now on torchrun decides what happens to failed ranks."""
+        """Leave failed ranks to torchrun from now on."""
         self.starts.clear()
         if self._host is not None:
             self._host.stock()
 
     def manage(self) -> None:
-        """From now on taskd decides what happens to failed ranks."""
+        """Let taskd handle failed ranks from now on."""
         if self._host is not None:
             self._host.manage()
 
@@ -270,13 +270,13 @@ class RankSupervisor:
             logger.error("the job ends, before a process was started here: %s", reason)
 
     def release_waiting(self, node: Node, reason: str) -> None:
-        """Let go of ranks that wait for an order: there will be none."""
+        """Release ranks that wait for an order, because none will come."""
         for rank, slot in node.slots.items():
             if slot.state is RankState.RUNNING and slot.status.stage in WAITING:
                 self.processes.tell(rank, Abandon(reason=reason))
 
     def reap(self, node: Node) -> None:
-        """Collect dead standbys. Ranks that wait may have waited for one of them."""
+        """Collect dead standbys, and serve the ranks that may have waited for one of them."""
         pids: tuple[int, ...] = ()
         if self._host is not None:
             pids = self._host.reap_standbys()

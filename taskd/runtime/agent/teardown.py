@@ -1,12 +1,12 @@
-"""A process that dies makes way: the kernel takes its memory down behind the work of those that recover.
+"""Low priority for a dying process: the kernel frees its memory after the work of processes that recover.
 
 Rules:
 
-1. To take down a GiB keeps a core busy for some tenths of a second, and that is work like any other to the scheduler.
-   Where all cores are busy, a recovery at the same time took twice as long.
-2. Only a process of which no thread lives on is touched: each has begun to end, or SIGKILL waits for it. A life futex
-   tells of an exec as well, which the process survives.
-3. It is nobody's duty: what the kernel refuses is let go.
+1. Freeing one GiB keeps a core busy for some tenths of a second, and the scheduler treats it like any other work. With
+   all cores busy, a recovery at the same time took twice as long.
+2. Only a process without a surviving thread is touched: each thread has begun to end, or has a SIGKILL pending. A life
+   futex reports an exec as well, which the process survives.
+3. It is an optimization: refusals of the kernel are ignored.
 """
 
 import os
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 NICENESS: Final = 10
-"""A tenth of the others' share: on a host without a free core the memory is not kept for ever."""
+"""Nice value that leaves a tenth of the others' share: a host without a free core still frees the memory."""
 _LOOKS: Final = 20
-"""A thread that has taken its SIGKILL and has not begun to end looks alive for some microseconds."""
+"""Number of checks. A thread that has taken its SIGKILL and has not begun to end appears alive for microseconds."""
 _FLAGS, _PENDING = 9 - 3, 31 - 3
 """Places behind the command's name in /proc/PID/stat, which proc(5) counts from 1."""
 _PF_EXITING: Final = 0x4
@@ -25,7 +25,7 @@ _SIGKILL_BIT: Final = 1 << 8
 
 
 def make_way(pid: int) -> bool:
-    """Lower the priority of a process that is ending; False if it is not, or is gone, or may not be touched."""
+    """Lower the priority of a process that is ending; False if it is not ending, is gone, or may not be touched."""
     try:
         for _ in range(_LOOKS):
             threads = os.listdir(f"/proc/{pid}/task")

@@ -1,13 +1,13 @@
-"""Whether a process could still go on: which of its threads have run lately, and what the others wait in.
+"""Check whether a process can still make progress: its threads that ran lately, and the waits of the others.
 
 Rules:
 
 1. It takes two looks: `Look` is the first, `compare` the second. A thread that has run, come or gone between them is at
-   work; one that sleeps without a time limit on a lock that no other process can reach cannot wake by itself.
-2. All other sleep ends from elsewhere: a child, a socket, a file, a timer. What cannot be read counts as such.
-3. taskd's own threads do not count, nor that they come and go; nor do those of torch that beat whatever the job does,
-   as long as they only beat.
-4. A look costs some 30 us for each thread. It is made of a process that stands, not of one that trains.
+   work. A thread cannot wake by itself if it sleeps without a time limit on a lock that no other process can reach.
+2. All other sleep ends from elsewhere: a child, a socket, a file, a timer. Unreadable sleep counts as such.
+3. taskd's own threads do not count, even if they come and go. Threads of torch that beat regardless of the job do not
+   count as long as they only beat.
+4. A look costs some 30 us for each thread. It is taken of a process that stands still, not of one that trains.
 """
 
 import os
@@ -45,31 +45,31 @@ _CALLS: Final = {"x86_64": _X86, "aarch64": _ARM}.get(platform.machine(), {})
 _OWN: Final = ("taskd-", ZEROMQ_NAMES)
 _BEATING: Final = ("gloo_tcp_loop", "pt_tcpstore", "pt_nccl_watchdg", "pt_nccl_heartbt", "cuda-EvtHandlr")
 _BEAT_SHARE: Final = 0.05
-"""Of a core: who beats and does nothing else stays below."""
+"""Largest share of a core for a thread that only beats."""
 _BRIEF_S: Final = 0.05
-"""Two looks that are closer together tell nothing."""
+"""Shortest time between two looks that are comparable."""
 _PRIVATE: Final = 128
 _WAITS: Final = (0, 9)
 """FUTEX_WAIT and FUTEX_WAIT_BITSET."""
 _WAKING: Final = sum(1 << signum - 1 for signum in (SIGHUP, SIGUSR1, SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO))
-"""Signals by which a script may be woken, if it handles them: others end it, or come of what it does itself."""
+"""Signals that may wake a script which handles them. Other signals end it, or come from its own actions."""
 _MOST_TOLD: Final = 4
 _PARTITION_FIELDS: Final = 14
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The first of two looks: how long and how often each thread has run, what was read and written."""
+    """First of two looks: the time and turns that each thread has run, and the bytes read and written."""
 
     at_s: float
     runs: dict[int, tuple[int, int]]
-    """Of each thread that is not taskd's: nanoseconds on a processor, and turns."""
+    """Nanoseconds on a processor, and turns, of each thread that is not taskd's."""
     io_bytes: int | None
     disks: str | None
 
 
 def look(pid: int) -> Look | None:
-    """See all threads of a process; None if it has gone or nobody may know."""
+    """Take a look at all threads of a process; None if it is gone or may not be read."""
     at_s, runs = monotonic(), {}
     try:
         threads = os.listdir(f"/proc/{pid}/task")
@@ -85,7 +85,7 @@ def look(pid: int) -> Look | None:
 
 
 def compare(pid: int, before: Look) -> Stillness | None:
-    """What the process has done since that look, and what it waits for; None if it is too early to say."""
+    """Return the process's activity since that look, and its waits; None if it is too early, or the process is gone."""
     window_s = monotonic() - before.at_s
     if window_s < _BRIEF_S:
         return None
@@ -135,7 +135,7 @@ def _ran(pid: int, thread: str) -> tuple[int, int] | None:
 
 
 def _wait(pid: int, thread: int) -> tuple[str, str]:
-    """The thread's state, and what it waits for, in words."""
+    """Return a thread's state, and the thing that it waits for, as text."""
     fields = (read(f"/proc/{pid}/task/{thread}/stat") or "").rpartition(")")[2].split()
     state = fields[0] if fields else ""
     words = (read(f"/proc/{pid}/task/{thread}/syscall") or "").split()
@@ -152,7 +152,7 @@ def _wait(pid: int, thread: int) -> tuple[str, str]:
 
 
 def _lock(arguments: list[int]) -> str:
-    """By the arguments of futex(2)."""
+    """Return the kind of lock, by the arguments of futex(2)."""
     if len(arguments) < 4 or arguments[1] & 0x7F not in _WAITS:
         return "a lock of another kind"
     if arguments[3]:
@@ -161,7 +161,7 @@ def _lock(arguments: list[int]) -> str:
 
 
 def _handles_signals(pid: int) -> bool:
-    """Whether a signal may be what it waits for; also if that cannot be read."""
+    """Return whether the process may be waiting for a signal; True if that cannot be read."""
     fields = dict(line.partition(":")[::2] for line in (read(f"/proc/{pid}/status") or "").splitlines())
     try:
         return bool(int(fields["SigCgt"], 16) & _WAKING)
@@ -170,7 +170,7 @@ def _handles_signals(pid: int) -> bool:
 
 
 def _io_bytes(pid: int) -> int | None:
-    """All that the process has read and written, pipes and sockets included."""
+    """Return the bytes that the process has read and written, pipes and sockets included; None if unknown."""
     fields = dict(line.partition(": ")[::2] for line in (read(f"/proc/{pid}/io") or "").splitlines())
     try:
         return int(fields["rchar"]) + int(fields["wchar"])
@@ -179,7 +179,7 @@ def _io_bytes(pid: int) -> int | None:
 
 
 def _disks() -> str | None:
-    """A text that changes when any disk of this machine does something."""
+    """Return a text that changes when any disk of this machine does something; None if unknown."""
     text = read("/proc/diskstats")
     if text is None:
         return None

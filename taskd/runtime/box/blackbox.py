@@ -2,8 +2,8 @@
 
 Rules:
 
-1. `Box` is the agent's side; the worker's is `Recorder`, which has its own file and is found here as well.
-2. Every error is a `ShimError` with its remedy. A box may be cut at any moment: whatever reads it raises then, too.
+1. `Box` is the agent's side. The worker's side is `Recorder`, which has its own file and is exported here as well.
+2. Every error is a `ShimError` with its remedy. A box may be cut at any moment: a read of it then raises, too.
 3. Times are nanoseconds of `time.monotonic_ns()`; 0 means never.
 """
 
@@ -53,7 +53,7 @@ __all__ = [
 
 
 class Life(Enum):
-    """Whether the owner of a box lives. After a death by exec, the new program claims the box again."""
+    """State of a box's owner. After a death by exec, the new program claims the box again."""
 
     UNCLAIMED = 0
     HELD = 1
@@ -61,7 +61,7 @@ class Life(Enum):
 
 
 class BoxCommand(Enum):
-    """What the core's own thread does for the agent, whatever the worker's Python threads are stuck in."""
+    """Orders to the core's own thread, which obeys whatever the worker's Python threads are stuck in."""
 
     PING = 1
     BREAK = 2  # break gloo's collectives and hold them broken
@@ -70,7 +70,7 @@ class BoxCommand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A box at one moment. Fields of one line were written together."""
+    """A box at one moment. Every field is whole; fields of different groups may be some ns apart."""
 
     owner_pid: int
     rank: JobRank
@@ -99,16 +99,15 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class BoxClocks:
-    """Who in the process went on, and until when. Compare them with `time.monotonic_ns()`.
+    """Newest sign of life of each part of the process. Compare the times with `time.monotonic_ns()`.
 
     Attributes:
-        native_ns: the core's own thread, every 200 ms. It stands still if the whole process does.
-        gil_ns: some Python thread had the GIL.
-        main_ns: Python's main thread, between two bytecodes.
-        gil_asked_ns: since when nobody has answered by taking the GIL; 0 if nobody is asked.
+        native_ns: of the core's own thread, every 200 ms. It stands still if the whole process does.
+        gil_ns: of some Python thread that had the GIL.
+        main_ns: of Python's main thread, between two bytecodes.
+        gil_asked_ns: since when no thread has answered by taking the GIL; 0 if none is asked.
         main_asked_ns: since when the main thread has not answered; 0 if it has.
-        open_event: the newest noted operation that has not ended.
-
+        open_event: the newest recorded operation that has not ended.
     """
 
     native_ns: int
@@ -124,11 +123,11 @@ def _milliseconds(timeout_s: float | None) -> int:
 
 
 class BoxClosedError(ShimError):
-    """A box is used after it was closed."""
+    """Use of a box after it was closed."""
 
 
 class Box:
-    """The agent's side of one worker's box. Threads may share it; `close` ends the waits of all of them."""
+    """Agent's side of one worker's box. Threads may share it; `close` ends the waits of all of them."""
 
     def __init__(self, path: Path, handle: Any) -> None:
         self.path = path
@@ -138,7 +137,7 @@ class Box:
 
     @classmethod
     def create(cls, path: Path) -> "Box":
-        """Make a new box, its space reserved. Raises `ShimError`, also if something is there or no space is left."""
+        """Make a new box and reserve its space. Raises `ShimError`, also if the path exists or no space is left."""
         return cls._made(path, "taskd_box_create", "black box cannot be made at")
 
     @classmethod
@@ -175,7 +174,7 @@ class Box:
         return self._handle is None
 
     def read(self) -> Reading:
-        """What the box says now."""
+        """Return the present state of the box."""
         out = interface().new("struct taskd_reading *")
         with self._in_use() as handle:
             told(core().taskd_box_read(handle, out))
@@ -185,30 +184,33 @@ class Box:
         return Reading(**values, exit_status=out.end_status if ended else None)
 
     def events(self, most: int = 1024) -> list[BoxEvent]:
-        """The newest whole events, newest first."""
+        """Return the newest whole events, newest first."""
         out = interface().new("struct taskd_event[]", most)
         with self._in_use() as handle:
             count = told(core().taskd_box_events(handle, out, most))
         return [event(raw) for raw in out[0:count]]
 
     def operations(self, each: int = 16, most: int = 48) -> list[BoxEvent]:
-        """The newest operations of communicators, newest first: `each` of one, `most` in all, and all that are open."""
+        """Return the newest operations of communicators, newest first.
+
+        At most `each` of one communicator and `most` in all are returned, and all that are open.
+        """
         with self._in_use() as handle:
             return newest_events(handle, each, most)
 
     def kernel(self) -> BoxEvent | None:
-        """The newest time in which kernels of NCCL ran on the device; None if NCCL has told of none."""
+        """Return the newest time in which kernels of NCCL ran on the device; None if NCCL has reported none."""
         with self._in_use() as handle:
             return newest_kernel(handle)
 
     def news(self, reading: Any, events: Any, after: int) -> int:
-        """For whoever looks often: copy a reading, and the newest whole events behind ticket `after`, newest first.
+        """Copy a reading, and the newest whole events after ticket `after`, newest first. For frequent calls.
 
-        Both are memory of `interface()`; of more events than there is room for, the oldest are left out. Returns how
-        many there are. Some of up to `after` may be among them.
+        Both targets are memory of `interface()`. If there are more events than room, the oldest are left out. Returns
+        the number of events. Some events up to `after` may be among them.
         """
         library = core()
-        with self._idle:  # nothing here waits, so that the lock alone keeps the handle
+        with self._idle:  # nothing here waits, so the lock alone keeps the handle
             if self._handle is None:
                 raise self._closed_error()
             told(library.taskd_box_read(self._handle, reading))
@@ -216,7 +218,7 @@ class Box:
             return told(library.taskd_box_events(self._handle, events, most)) if most > 0 else 0
 
     def postmortem(self, said: Reading | None = None) -> Postmortem:
-        """What the process has left to be said of its end, also while it still runs; `said` is what was just read."""
+        """Return the traces of the process's end, also while it still runs. `said`: a reading that was just made."""
         said = said or self.read()
         with self._in_use() as handle:
             return Postmortem(
@@ -228,12 +230,12 @@ class Box:
             )
 
     def communicators(self) -> list[BoxCommunicator]:
-        """All that the process has opened, the first one in front; of more than 128, the newest."""
+        """Return all that the process has opened, the first one in front; of more than 128, the newest."""
         with self._in_use() as handle:
             return read_communicators(handle)
 
     def clocks(self) -> BoxClocks:
-        """What tells a stopped process, a held GIL and a stuck main thread apart."""
+        """Return the clocks that distinguish a stopped process, a held GIL and a stuck main thread."""
         said, out = self.read(), interface().new("struct taskd_event *")
         with self._in_use() as handle:
             opened = told(core().taskd_box_open_event(handle, out))
@@ -247,10 +249,10 @@ class Box:
         )
 
     def await_death(self, timeout_s: float | None = None) -> bool:
-        """Wait until the owner has died: True. False: not in time, or the box was closed meanwhile.
+        """Wait until the owner has died. Returns False after the timeout, or if the box was closed meanwhile.
 
-        A box that nobody has claimed is waited for too. An exec of the owner counts as a death. Raises `ShimError` if
-        the box was cut.
+        A box that no process has claimed is waited for too. An exec of the owner counts as a death. Raises `ShimError`
+        if the box was cut.
         """
         try:
             with self._in_use() as handle:
@@ -260,13 +262,16 @@ class Box:
         return result != -errno.ECANCELED and bool(check(result, f"black box {self.path} shows no death"))
 
     def command(self, command: BoxCommand, timeout_s: float = 1.0) -> int:
-        """Have the worker's core do it; return its count. Raises `ShimError` if the owner is absent, dead or silent."""
+        """Send a command to the worker's core, and return its count.
+
+        Raises `ShimError` if the owner is absent, dead or silent.
+        """
         with self._in_use() as handle:
             result = core().taskd_box_command(handle, command.value, _milliseconds(timeout_s))
         return check(result, f"command {command.name} to black box {self.path} failed")
 
     def close(self) -> None:
-        """End all waits, then let go of the memory. The file stays. Closing twice does nothing."""
+        """End all waits, then unmap the memory. The file stays. Closing twice does nothing."""
         with self._idle:
             handle, self._handle = self._handle, None
             if handle is None:
@@ -276,5 +281,5 @@ class Box:
         core().taskd_box_close(handle)
 
     def unlink(self) -> None:
-        """Remove the file, if it is still there. Whoever has it open keeps it."""
+        """Remove the file, if it is still there. A process that has it open keeps it."""
         self.path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Whether a shared library is whole, before the dynamic loader maps it: a page that a cut file lacks is a SIGBUS.
+"""Integrity of a shared library before the dynamic loader maps it: a page that a cut file lacks is a SIGBUS.
 
 Rules:
 
-1. All that its headers name must lie within the file, the table of sections too: that stands last, so that a cut
-   anywhere is seen. What the bytes mean is for the loader to say, which answers by an error.
+1. All parts that its headers name must lie within the file, the table of sections too. That table stands last, so a cut
+   anywhere is detected. The loader checks the meaning of the bytes, and answers with an error.
 2. It must be for the same kind of machine as the program that runs here.
 """
 
@@ -15,14 +15,14 @@ from typing import Final
 from taskd.runtime.folders.regular import open_record
 
 _HEADER: Final = struct.Struct("=4s2s12xH12x2Q6x4H2x")
-"""Magic, class and order of bytes, machine, where both tables begin, size and number of their entries (elf(5))."""
+"""Magic, class and byte order, machine, offsets of both tables, size and number of their entries (elf(5))."""
 _SEGMENT: Final = struct.Struct("=8xQ16xQ16x")
-"""Where in the file, and how many bytes."""
+"""Offset in the file, and number of bytes."""
 _PROGRAM: Final = Path("/proc/self/exe")
 
 
 def flaw(path: Path) -> str:
-    """What is wrong with a library, for a sentence that begins with its path; "" if the loader may have it."""
+    """Return a library's flaw, for a sentence that begins with its path; "" if the loader may have it."""
     try:
         with open_record(path) as file:
             size, start = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)

@@ -1,11 +1,11 @@
-"""Collectives and communicators as a process's black box shows them.
+"""Collectives and communicators in a process's black box.
 
 Rules:
 
-1. A communicator's id is the same on all its ranks, and so is the number of each of its collectives: who has entered
-   number 17 and who has not is a comparison of two rings.
-2. gloo's operations end when the data are there. Those of NCCL and HCCL end when the host has enqueued them.
-3. Transfers between two ranks are not numbered. gloo's are seen when somebody waits for them.
+1. A communicator's id is the same on all its ranks, and so is the number of each of its collectives. A comparison of
+   two rings shows which rank has entered number 17 and which has not.
+2. gloo's operations end when the data have arrived. Those of NCCL and HCCL end when the host has enqueued them.
+3. Transfers between two ranks are not numbered. gloo's are recorded when a thread waits for them.
 """
 
 import struct
@@ -22,7 +22,7 @@ _MOST_COMMUNICATORS = 128
 
 
 class Backend(IntEnum):
-    """Whose function was called."""
+    """Library whose function was called."""
 
     OTHER = 0
     GLOO = 1
@@ -32,18 +32,17 @@ class Backend(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoxEvent:
-    """One operation noted in the ring.
+    """One operation recorded in the ring.
 
     Attributes:
         ticket: rises with each event of the process.
         left_ns: 0 while it is open.
         comm: id of the communicator; 0 if it is not known.
-        number: which collective of the communicator, from 1; 0 if it is none.
-        bytes: of one rank's part; 0 if it is not known.
+        number: number of the collective in its communicator, from 1; 0 if it is none.
+        bytes: size of one rank's part; 0 if it is not known.
         op: see `operation` and `backend`.
         dtype: the backend's own number.
         peer: root or partner; -1 if there is none or it is not known.
-
     """
 
     ticket: int
@@ -59,13 +58,13 @@ class BoxEvent:
 
     @property
     def operation(self) -> Operation:
-        """What was called; `OTHER` for numbers of a program's own."""
+        """Operation that was called; `OTHER` for numbers of a program's own."""
         kind = self.op & ((1 << _BACKEND_SHIFT) - 1)
         return Operation(kind) if kind in _OPERATIONS and self.backend else Operation.OTHER
 
     @property
     def backend(self) -> Backend:
-        """Whose it is; `OTHER` for a program's own."""
+        """Library that the operation belongs to; `OTHER` for a program's own."""
         backend = self.op >> _BACKEND_SHIFT
         return Backend(backend) if backend in _BACKENDS else Backend.OTHER
 
@@ -76,8 +75,9 @@ _BACKENDS = frozenset(Backend)
 
 @dataclass(frozen=True, slots=True)
 class BoxCommunicator:
-    """One communicator of a process. `number` is of its newest collective; `rank` is that in it, of `ranks`; both
-    are -1 if not known.
+    """One communicator of a process.
+
+    `number` is that of its newest collective. `rank` is the process's rank in it, of `ranks`; both are -1 if not known.
     """
 
     id: int
@@ -90,19 +90,22 @@ class BoxCommunicator:
 
 
 _RING: Final = 1024
-"""Events that a box keeps."""
+"""Number of events that a box keeps."""
 _RAW: Final = struct.Struct("=QqqQQQIIIi")
-"""A `struct taskd_event`, whose fields are those of `BoxEvent` in the same order."""
+"""Layout of a `struct taskd_event`, whose fields are those of `BoxEvent` in the same order."""
 _LEFT: Final = 2
 _COMM: Final = 3
 _KIND: Final = 6
-"""The operation, with the type of data in the same word."""
+"""Word of the operation, which also holds the type of data."""
 NCCL_KERNEL: Final = Backend.NCCL << _BACKEND_SHIFT | Operation.KERNEL
 """`BoxEvent.op` of the times in which NCCL's kernels run."""
 
 
 def _ring(handle: Any, *places: int) -> tuple[memoryview, list[list[int]]]:
-    """The events of an open box, newest first, and the words at these places of each: an Event for each costs 1 ms."""
+    """Return the events of an open box, newest first, and the words at these places of each.
+
+    An Event object for each would cost 1 ms.
+    """
     raw = interface().new("struct taskd_event[]", _RING)
     count = told(core().taskd_box_events(handle, raw, _RING))
     data = memoryview(interface().buffer(raw, count * _RAW.size))
@@ -115,9 +118,10 @@ def _unpacked(data: memoryview, place: int) -> BoxEvent:
 
 
 def newest_events(handle: Any, each: int, most: int) -> list[BoxEvent]:
-    """Of an open box, the newest in front: at most so many of each communicator and altogether, and all open ones.
+    """Return the newest operations of an open box, newest first, and all open ones.
 
-    What the program itself has noted, without a communicator, is left out.
+    At most `each` of one communicator and `most` altogether are returned, apart from the open ones. Records of the
+    program itself, without a communicator, are left out.
     """
     data, (left, comms) = _ring(handle, _LEFT, _COMM)
     counts: dict[int, int] = {}
@@ -131,23 +135,23 @@ def newest_events(handle: Any, each: int, most: int) -> list[BoxEvent]:
 
 
 def newest_kernel(handle: Any) -> BoxEvent | None:
-    """Of an open box, the newest time in which kernels of NCCL ran; None if none is noted."""
+    """Return the newest time in which kernels of NCCL ran, from an open box; None if none is recorded."""
     data, (kinds,) = _ring(handle, _KIND)
     return _unpacked(data, kinds.index(NCCL_KERNEL)) if NCCL_KERNEL in kinds else None
 
 
 def communicator_id(name: str) -> int:
-    """The id of a communicator that was formed under this name (`Recorder.naming`)."""
+    """Return the id of a communicator that was formed under this name (`Recorder.naming`)."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") or 1
 
 
 def event(raw: Any) -> BoxEvent:
-    """From a `struct taskd_event`."""
+    """Convert a `struct taskd_event`."""
     return BoxEvent(*(getattr(raw, name) for name in BoxEvent.__dataclass_fields__))
 
 
 def read_communicators(handle: Any) -> list[BoxCommunicator]:
-    """Of an open box, the one that was opened first in front."""
+    """Return the communicators of an open box, the first opened one in front."""
     raw = interface().new("struct taskd_comm[]", _MOST_COMMUNICATORS)
     count = told(core().taskd_box_comms(handle, raw, _MOST_COMMUNICATORS))
     found = [

@@ -1,10 +1,11 @@
-"""What a process's black box tells of its end: the fatal signal, who sent a SIGTERM, the exception, the exit status.
+"""Traces of a process's end in its black box: the fatal signal, who sent a SIGTERM, the exception, the exit status.
 
 Rules:
 
-1. Each part is whole or None. What was being written when the process died is None.
-2. SIGKILL and the kernel's OOM killer leave nothing here; wait status and cgroup counters tell of those.
-3. Addresses are what addr2line takes, relative to the library; libraries loaded in the last 200 ms may be unknown.
+1. Each part is whole or None. A part that was being written when the process died is None.
+2. SIGKILL and the kernel's OOM killer leave nothing here; wait status and cgroup counters show those.
+3. Addresses are those that addr2line takes, relative to the library. Libraries loaded in the last 200 ms may be
+   unknown.
 """
 
 import signal
@@ -41,11 +42,10 @@ class BoxSignal:
     Attributes:
         code: si_code of sigaction(2); 0 or less: sent by a process.
         sender: None if the kernel sent it; the process itself for abort().
-        address: what the fault was about; None if the signal was sent.
+        address: address of the fault; None if the signal was sent.
         pc: the instruction that was interrupted.
         frames: innermost first; empty if the process died before they were written.
         handled: the program's own handler has returned and the process went on.
-
     """
 
     signum: int
@@ -61,13 +61,13 @@ class BoxSignal:
 
     @property
     def name(self) -> str:
-        """`SIGSEGV` and the like."""
+        """Name of the signal, such as `SIGSEGV`."""
         return signal.Signals(self.signum).name if self.signum in signal.valid_signals() else f"signal {self.signum}"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The newest SIGTERM, whatever the program made of it. `count` is of all so far."""
+    """The newest SIGTERM, whatever the program made of it. `count` is the number of all so far."""
 
     sender: BoxSender | None
     count: int
@@ -87,7 +87,7 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class Postmortem:
-    """All that a box tells of its process's end."""
+    """All traces of its process's end in a box."""
 
     exit_status: int | None
     exit_ns: int
@@ -105,7 +105,7 @@ def _sender(raw: Any) -> BoxSender | None:
 
 
 def read_fault(handle: Any) -> BoxSignal | None:
-    """Of an open box, as the other two."""
+    """Read the fatal signal from an open box; None if there is no whole one."""
     ffi, library = interface(), core()
     raw = ffi.new("struct taskd_fault *")
     if not told(library.taskd_box_fault(handle, raw)):
@@ -128,7 +128,7 @@ def read_fault(handle: Any) -> BoxSignal | None:
 
 
 def read_request(handle: Any) -> Request | None:
-    """Who asked the process to end."""
+    """Read the newest SIGTERM from an open box; None if there is no whole one."""
     raw = interface().new("struct taskd_request *")
     if not told(core().taskd_box_request(handle, raw)):
         return None
@@ -136,7 +136,7 @@ def read_request(handle: Any) -> Request | None:
 
 
 def read_last_words(handle: Any) -> LastWords | None:
-    """What the process said of its end."""
+    """Read the exception that ended a thread from an open box; None if there is no whole one."""
     ffi = interface()
     raw = ffi.new("struct taskd_words *")
     if not told(core().taskd_box_words(handle, raw)):

@@ -1,10 +1,10 @@
-"""The worker's side of the black box: what the process says of itself, and the breaking of stuck collectives.
+"""The worker's side of the black box: the process's records of itself, and the breaking of stuck collectives.
 
 Rules:
 
-1. Nothing here may slow a step: every call is one call into C, without a lock; and what each step needs is a store
-   into the box, since the first call into C after a step costs 10 us.
-2. A worker whose core cannot be loaded runs on with a `NullRecorder`; `reason` says what was missing.
+1. Nothing here may slow a step. Every call is one call into C, without a lock. The records of each step are stores into
+   the box, because the first call into C after a step costs 10 us.
+2. A worker whose core cannot be loaded runs on with a `NullRecorder`; `reason` names the missing part.
 """
 
 import atexit
@@ -25,11 +25,11 @@ from taskd.wire.kinds import JobRank
 
 _LONGEST_END_S = 1.0
 _DATA_NS, _WORK, _DATA_SINCE_NS, _DATA_NOW_NS, _WORK_NOW = range(3, 8)
-"""Where that lies among the 8 bytes each of `TASKD_PROGRESS_BYTES`."""
+"""Indices of these values among the words, 8 bytes each, of `TASKD_PROGRESS_BYTES`."""
 
 
 class BoxPhase(IntEnum):
-    """What a worker's main thread is about, as its box shows it."""
+    """Activity of a worker's main thread, as its box records it."""
 
     STARTING = 0
     TRAINING = 1
@@ -41,7 +41,7 @@ class BoxPhase(IntEnum):
 
 @dataclass(frozen=True)
 class Census:
-    """What gloo holds in this process, whether its calls come through the core, and how much was broken so far."""
+    """gloo's objects in this process, whether its calls come through the core, and how much was broken so far."""
 
     sockets: int = 0
     waiters: int = 0
@@ -54,7 +54,7 @@ class Census:
 
 
 class Recorder:
-    """The worker's side. Before `attach`, what is recorded is lost; breaking works without a box too."""
+    """Worker's side of the box. Before `attach`, all records are lost; breaking works without a box too."""
 
     def __init__(self) -> None:
         load_core()
@@ -64,12 +64,12 @@ class Recorder:
         os.register_at_fork(after_in_child=self._find_progress)
 
     def _find_progress(self) -> None:
-        """Of this process's box, or of nothing: what is stored there then is lost."""
+        """Find the progress words of this process's box. Without a box, values stored there are lost."""
         address = self._core.taskd_progress()
         self._progress = memoryview(interface().buffer(address, self._core.TASKD_PROGRESS_BYTES)).cast("q")
 
     def attach(self, path: Path, rank: JobRank, incarnation: int) -> None:
-        """Claim the box and start the native thread. Again with the same path: set rank and incarnation.
+        """Claim the box and start the native thread. A second call with the same path sets rank and incarnation.
 
         With `TASKD_AGENT_PID` set, the process from now on ends with its agent. Raises `ShimError`.
         """
@@ -79,12 +79,12 @@ class Recorder:
         self._answer_probes()
 
     def _answer_probes(self) -> None:
-        """Lets the native thread ask for the GIL and the main thread; until the interpreter ends."""
+        """Let the native thread probe the GIL and the main thread, until the interpreter ends."""
         if self._core.taskd_probe(1):
             atexit.register(self._end_probes, HiddenThread(self._answer, "taskd-gil"))
 
     def _answer(self) -> None:
-        while self._core.taskd_gil_wait():  # to come back here takes the GIL
+        while self._core.taskd_gil_wait():  # the return from this call takes the GIL
             pass
 
     def _end_probes(self, thread: HiddenThread) -> None:
@@ -93,7 +93,7 @@ class Recorder:
 
     @property
     def attached(self) -> bool:
-        """Whether this process has a box. A forked child has none."""
+        """True if this process has a box. A forked child has none."""
         return bool(self._core.taskd_attached())
 
     def watch_parent(self, pid: int) -> None:
@@ -101,18 +101,18 @@ class Recorder:
         check(self._core.taskd_watch_parent(pid), f"process {pid} cannot be watched")
 
     def step(self, step: int) -> None:
-        """Step `step` is committed. Only the main thread says so, and tells its phase."""
+        """Record that step `step` is committed. Only the main thread calls this, and `phase`."""
         progress = self._progress
         progress[_DATA_NS], progress[_WORK] = progress[_DATA_NOW_NS], progress[_WORK_NOW]
         progress[0] = step << 8 | self._phase
         progress[1] = monotonic_ns()
 
     def await_data(self) -> None:
-        """The main thread waits for its next batch from now on."""
+        """Record that the main thread waits for its next batch from now on."""
         self._progress[_DATA_SINCE_NS] = monotonic_ns()
 
     def got_data(self, work: int) -> None:
-        """The main thread waits no longer. `work`: how much it was given to do, in any unit; 0 if that is not known."""
+        """Record that the main thread has its batch. `work`: amount of work in it, in any unit; 0 if unknown."""
         progress = self._progress
         since_ns, progress[_DATA_SINCE_NS] = progress[_DATA_SINCE_NS], 0
         if since_ns:  # a child that was forked meanwhile has not waited
@@ -120,16 +120,19 @@ class Recorder:
         progress[_WORK_NOW] += work
 
     def phase(self, phase: BoxPhase) -> None:
-        """What the main thread is about to do."""
+        """Record the main thread's next activity."""
         self._phase = int(phase)
         self._core.taskd_phase(phase)
 
     def gil_beat(self) -> None:
-        """Some Python thread could run."""
+        """Record that some Python thread could run."""
         self._core.taskd_gil_beat()
 
     def last_words(self, error: BaseException) -> None:
-        """This exception ends the process, or one of its threads. For excepthooks: raises nothing; the newest stays."""
+        """Record the exception that ends the process, or one of its threads. The newest one stays.
+
+        For excepthooks: raises nothing.
+        """
         text = _words(error).encode(errors="replace")
         self._core.taskd_last_words(text, len(text))
 
@@ -138,14 +141,14 @@ class Recorder:
         return check(self._core.taskd_break(), "collectives cannot be held broken")
 
     def mend(self) -> None:
-        """Let new groups be formed."""
+        """Let new groups be formed again."""
         self._core.taskd_mend()
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
-        """The gloo group that this thread forms inside has the same name on all its ranks; see `communicator_id`.
+        """Give the gloo group that this thread forms inside the same name on all its ranks; see `communicator_id`.
 
-        Without a name the n-th group of a size is taken for the n-th group of that size everywhere.
+        Without a name, the n-th group of a size is taken for the n-th group of that size everywhere.
         """
         self._core.taskd_name_comm(communicator_id(name))
         try:
@@ -154,7 +157,7 @@ class Recorder:
             self._core.taskd_name_comm(0)
 
     def census(self) -> Census:
-        """What gloo holds in this process."""
+        """Count gloo's objects in this process."""
         out = interface().new("struct taskd_census *")
         self._core.taskd_census(out)
         return Census(
@@ -170,7 +173,7 @@ class Recorder:
 
 
 class NullRecorder:
-    """Stands in for a `Recorder` where the core is missing; `reason` says why. It records and breaks nothing."""
+    """Stand-in for a `Recorder` where the core is missing, for this `reason`. It records and breaks nothing."""
 
     attached = False
 
@@ -178,48 +181,48 @@ class NullRecorder:
         self.reason = reason
 
     def attach(self, path: Path, rank: JobRank, incarnation: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def watch_parent(self, pid: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def step(self, step: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def phase(self, phase: BoxPhase) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def await_data(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def got_data(self, work: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def gil_beat(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def last_words(self, error: BaseException) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def break_collectives(self) -> int:
-        """Nothing; 0 were hit."""
+        """Do nothing; 0 were hit."""
         return 0
 
     def mend(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @contextmanager
     def naming(self, name: str) -> Iterator[None]:
-        """Nothing."""
+        """Do nothing."""
         yield
 
     def census(self) -> Census:
-        """Nothing is known."""
+        """Return an empty census."""
         return Census()
 
 
 def _words(error: BaseException) -> str:
-    """Type, last frame and message, a line each; the message may have more."""
+    """Return type, last frame and message, a line each; the message may have more."""
     said = TracebackException(type(error), error, error.__traceback__, limit=-1, lookup_lines=False)
     kind = type(error).__qualname__
     where = f"{said.stack[-1].filename}:{said.stack[-1].lineno} in {said.stack[-1].name}" if said.stack else ""
@@ -229,7 +232,7 @@ def _words(error: BaseException) -> str:
 
 
 def open_recorder() -> Recorder | NullRecorder:
-    """The recorder of this process, or a null one if the core cannot be loaded."""
+    """Return the recorder of this process, or a null one if the core cannot be loaded."""
     try:
         return Recorder()
     except ShimError as error:

@@ -1,12 +1,12 @@
-"""The core of the shim, `libtaskd_core.so`, as this process has it.
+"""The core of the shim, `libtaskd_core.so`, in this process.
 
 Rules:
 
 1. It is opened by its own path, so that the preloaded gate and Python share one instance. A second copy would have its
    own state: it is refused.
-2. `load_core` must come before torch is imported where nothing is preloaded, or gloo is bound past the core.
+2. Where nothing is preloaded, `load_core` must come before torch's import. Otherwise gloo is bound past the core.
 3. A library that is not whole is never given to the loader, which would kill the process.
-4. What the core answers with -errno becomes a `ShimError` that says what was found and what to do.
+4. A result of -errno from the core becomes a `ShimError` with the cause and the remedy.
 """
 
 import errno
@@ -41,13 +41,13 @@ _REASONS = {
 
 @cache
 def library_path(name: str = "libtaskd_core.so") -> Path:
-    """Where the installed `libtaskd.so` (for LD_PRELOAD) or `libtaskd_core.so` is, whether or not it is there."""
+    """Return the path of the installed `libtaskd.so` (for LD_PRELOAD) or `libtaskd_core.so`, even if it is missing."""
     return Path(__file__).resolve().parents[2] / "python" / "cython_api" / "libs" / name
 
 
 @cache
 def interface() -> Any:
-    """The cffi view of csrc/taskd.h. Raises `ShimError` if it was not built."""
+    """Return the cffi view of csrc/taskd.h. Raises `ShimError` if it was not built."""
     try:
         return importlib.import_module("taskd.runtime._box").ffi
     except ImportError as error:
@@ -56,7 +56,7 @@ def interface() -> Any:
 
 @cache
 def core() -> Any:
-    """The loaded library. Raises `ShimError` if it is missing, broken or of another version."""
+    """Return the loaded library. Raises `ShimError` if it is missing, broken or of another version."""
     path = library_path()
     ffi = interface()
     if wrong := flaw(path):
@@ -91,15 +91,15 @@ def load_core() -> None:
 
 
 def check(result: int, doing: str) -> int:
-    """Give back a result of the core; raise `ShimError` if it is -errno."""
+    """Return a result of the core. Raises `ShimError` if it is -errno."""
     if result >= 0:
         return result
-    if -result not in errno.errorcode:  # a number that its process has written into it, too large for the C library
+    if -result not in errno.errorcode:  # the box's process has written this number, too large for the C library
         raise ShimError(f"{doing}: it answered {result}, expected 0 or an error's number; let nobody else write there")
     found, remedy = _REASONS.get(-result, (os.strerror(-result), "see the system's log"))
     raise ShimError(f"{doing}: {found} ({errno.errorcode[-result]}); {remedy}")
 
 
 def told(result: int) -> int:
-    """Give back how much a look at an open box has found; raise `ShimError` if there was nothing to look at."""
+    """Return the result of a read of an open box. Raises `ShimError` if the box cannot be read."""
     return check(result, "black box cannot be read")

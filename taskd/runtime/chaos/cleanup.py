@@ -1,11 +1,11 @@
-"""Undoes what a scenario has done, however `taskd chaos` ends: a process that waits for the end of a socket.
+"""Undoing of a scenario's changes, however `taskd chaos` ends: a process that waits for the end of a socket.
 
 Rules:
 
-1. The way to undo a change is sent before the change is made. The process reads what was sent even if the sender is
-   killed right after.
-2. There is one way to undo: the socket ends, at Ctrl-C and at SIGKILL alike, and the process undoes all that it keeps,
-   the newest first. Only if the process itself is gone does its owner undo in its place.
+1. The order to undo a change is sent before the change is made. The process reads every order that was sent, even if
+   the sender is killed right after.
+2. There is one way to undo. The socket ends, at Ctrl-C and at SIGKILL alike, and the process undoes all that it keeps,
+   the newest first. If the process itself is gone, its owner undoes in its place.
 3. It has its own session and ignores the signals by which a terminal or an operator ends a scenario.
 """
 
@@ -31,7 +31,7 @@ _READY: Final = b"ready"
 
 
 class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """Continue a stopped process."""
+    """Order to continue a stopped process."""
 
     pid: int
     start_ticks: int
@@ -39,13 +39,13 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
 
 
 class Commands(msgspec.Struct, frozen=True, tag="commands"):
-    """Run these commands, one after the other; one that fails keeps none of the others from being run."""
+    """Order to run these commands, one after the other. A failed one does not keep the others from being run."""
 
     commands: tuple[tuple[str, ...], ...]
 
 
 class Drop(msgspec.Struct, frozen=True, tag="drop"):
-    """That one need not be undone any more."""
+    """Order to forget an undo, because it is not needed any more."""
 
     number: int
 
@@ -55,7 +55,7 @@ _Order = Resume | Commands | Drop
 
 
 class Cleanup:
-    """Keeps what is to be undone. The cleanup process starts with the first `keep`."""
+    """Orders to undo. The cleanup process starts with the first `keep`."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Undo] = {}
@@ -64,7 +64,7 @@ class Cleanup:
         self._link: socket.socket | None = None
 
     def keep(self, undo: Undo) -> int:
-        """Undo this at the end, unless it is dropped before. Call it before the change itself."""
+        """Keep an order to undo at the end, unless it is dropped before. Call it before the change itself."""
         number = self._next
         self._tell(undo)
         self._kept[number] = undo
@@ -72,7 +72,7 @@ class Cleanup:
         return number
 
     def drop(self, number: int) -> None:
-        """It has been undone, or never came about."""
+        """Drop an order, because it has been carried out or its change never came about."""
         self._tell(Drop(number))
         del self._kept[number]
 
@@ -108,7 +108,7 @@ class Cleanup:
             self._link.close()
             _guard(theirs)
         theirs.close()
-        self._link.recv(_MAX_BYTES)  # it is out of reach of Ctrl-C; or has ended, which the next message shows
+        self._link.recv(_MAX_BYTES)  # it is out of reach of Ctrl-C now, or has ended, which the next message shows
 
 
 def undo_all(kept: Iterable[Undo]) -> bool:
@@ -129,7 +129,7 @@ def _undo(undo: Undo) -> str:
             target = TargetProcess(pid, start_ticks, name)
             went = send(
                 target, signal.SIGCONT, belongs=lambda _pid: True
-            )  # whoever adopted it: a scenario has stopped it
+            )  # any parent is accepted: the scenario itself has stopped it
             return f"undone: {target}: SIGCONT" if went else f"nothing to undo: {target} has ended"
         case Commands(commands=commands):
             failed = [complaint for words in commands if (complaint := _complaint(words))]
@@ -147,7 +147,7 @@ def _complaint(words: tuple[str, ...]) -> str:
 
 
 def _guard(link: socket.socket) -> NoReturn:
-    """The whole life of the cleanup process."""
+    """Run the cleanup process to its end."""
     status = 1
     try:
         os.setsid()
@@ -164,7 +164,7 @@ def _guard(link: socket.socket) -> NoReturn:
 
 
 def _receive(link: socket.socket) -> dict[int, Undo]:
-    """All that is kept when the sender has gone."""
+    """Return all orders that are kept when the sender has gone."""
     kept: dict[int, Undo] = {}
     number = 0
     decoder = msgspec.msgpack.Decoder(_Order)

@@ -1,12 +1,12 @@
-"""The job on this node as a scenario sees it: its agent, its ranks, the processes of a node check.
+"""The job on this node, for a scenario: its agent, its ranks, the processes of a node check.
 
 Rules:
 
-1. A job is known by its agent: a living process that itself has the agent's directory open. Directories that a dead
-   agent has left tell nothing, whoever has its number now.
-2. What is no descendant of that process belongs to somebody else, whatever it is called.
-3. A rank is the owner of the newest black box of its local rank in the agent's directory. Which rank of the job that
-   is, a box says once a process has claimed it; the ranks of a node follow each other, so that one tells of them all.
+1. A job is identified by its agent: a living process that itself has the agent's directory open. Directories that a
+   dead agent has left mean nothing, whichever process has its number now.
+2. A process that is no descendant of the agent belongs to another program, whatever its name.
+3. A rank is the owner of the newest black box of its local rank in the agent's directory. The box holds the rank in the
+   job once a process has claimed it. A node's ranks are consecutive, so one box gives them all.
 """
 
 import os
@@ -32,7 +32,7 @@ from taskd.runtime.system.processes import children, read
 from taskd.wire.kinds import JobRank, LocalRank
 
 CHECK_MODULE: Final = "taskd.adaptors.nodecheck"
-"""The module of one that is started cold: `python -m …`."""
+"""Module of a check that is started cold: `python -m …`."""
 _DIRECTORY: Final = re.compile(r"taskd-(\d+)-.+")
 _BOX: Final = re.compile(r"box-(\d+)-(\d+)")
 _SECOND_NS: Final = 1_000_000_000
@@ -60,35 +60,35 @@ class LocalJob:
 
     @property
     def env(self) -> dict[str, str]:
-        """The variables that its torchrun was started with."""
+        """Variables that its torchrun was started with."""
         return _variables(self.agent.pid)
 
     def fits(self, name: str | None, directory: Path | None, agent: int | None) -> bool:
-        """Whether it is what these say; None says nothing."""
+        """Return whether the job has this name, run directory and agent; None fits any."""
         same = directory is None or self.run_dir.resolve() == directory.resolve()
         return same and name in (None, self.job_id) and agent in (None, self.agent.pid)
 
     @property
     def lives(self) -> bool:
-        """Whether its torchrun still runs on this node."""
+        """True while its torchrun runs on this node."""
         return self.agent.stat is not None
 
     def owns(self, pid: int) -> bool:
-        """Whether a process belongs to it."""
+        """Return whether a process belongs to the job."""
         return descends(pid, self.agent)
 
     def ranks(self) -> dict[JobRank, Rank]:
-        """The ranks that live here. Of one that is being replaced there may be none for a moment."""
+        """Return the ranks that live here. A rank that is being replaced may be missing for a moment."""
         owners = (_owner(said, incarnation) for _, incarnation, said in self._claimed())
         return {one.number: one for one in owners if one is not None and self.owns(one.process.pid)}
 
     def of_node(self) -> dict[LocalRank, JobRank]:
-        """The ranks of this node, living or not; none before a process has said which it is."""
+        """Return the ranks of this node, living or not; none before a process has claimed a box."""
         first = next((said.rank - local for local, _, said in self._claimed()), None)
         return {} if first is None else {local: JobRank(first + local) for local, _, _ in self._boxes()}
 
     def rank(self, number: JobRank) -> TargetProcess | None:
-        """The process of a rank; None while it has none. Raises `ChaosError` if it is not of this node."""
+        """Return the process of a rank; None while it has none. Raises `ChaosError` if it is not of this node."""
         ranks = self.ranks()
         if number in ranks:
             return ranks[number].process
@@ -102,17 +102,17 @@ class LocalJob:
         return None
 
     def checks(self) -> list[TargetProcess]:
-        """The processes of this node's check that live now."""
+        """Return the processes of this node's check that live now."""
         called = (pid for pid in _pids() if is_check(pid) and self.owns(pid))
         return [found for pid in called if (found := target(pid, "node check")) is not None]
 
     def _boxes(self) -> Iterator[tuple[LocalRank, int, Path]]:
-        """Local rank, incarnation and file of every box, the newest of a rank last."""
+        """Yield local rank, incarnation and file of every box, the newest of a rank last."""
         named = ((_BOX.fullmatch(path.name), path) for path in self.directory.glob("box-*"))
         yield from sorted((LocalRank(int(name[1])), int(name[2]), path) for name, path in named if name is not None)
 
     def _claimed(self) -> Iterator[tuple[LocalRank, int, Reading]]:
-        """What the boxes say that a process has claimed, in the same order."""
+        """Yield local rank, incarnation and reading of every box that a process has claimed, in the same order."""
         for local_rank, incarnation, path in self._boxes():
             try:
                 with closing(Box.open(path)) as box:
@@ -124,7 +124,7 @@ class LocalJob:
 
 
 def is_check(pid: int) -> bool:
-    """Whether a process says that it checks its node. Says nothing of whose it is."""
+    """Return whether a process is a check of its node by its name, whoever owns it."""
     if (read(f"/proc/{pid}/comm") or "").strip() == CHECK_NAME:
         return True
     words = (read(f"/proc/{pid}/cmdline") or "").split("\0")
@@ -132,7 +132,7 @@ def is_check(pid: int) -> bool:
 
 
 def find_jobs() -> list[LocalJob]:
-    """The jobs with an agent on this node, in the order of their pids."""
+    """Return the jobs with an agent on this node, in the order of their pids."""
     found = []
     for directory in _directories():
         named = _DIRECTORY.fullmatch(directory.name)
@@ -144,7 +144,7 @@ def find_jobs() -> list[LocalJob]:
 
 
 def choose_job(jobs: list[LocalJob], name: str | None, directory: Path | None, agent: int | None) -> LocalJob:
-    """The one job that is meant. Raises `ChaosError` if there is none or more than one."""
+    """Return the one job that fits. Raises `ChaosError` if there is none or more than one."""
     fits = [job for job in jobs if job.fits(name, directory, agent)]
     if len(fits) == 1:
         return fits[0]
@@ -158,7 +158,7 @@ def choose_job(jobs: list[LocalJob], name: str | None, directory: Path | None, a
 
 
 def _nothing() -> str:
-    """Why there is no job, as far as that can be seen."""
+    """Return why there is no job, as far as that can be found out."""
     told = "found no job under taskd on this node, expected a torchrun of this user and this container with taskd on"
     for directory in _directories():
         named, owner = _DIRECTORY.fullmatch(directory.name), owner_of_folder(directory)
@@ -176,16 +176,16 @@ def _is_torchrun(pid: int) -> bool:
 
 
 def _directories() -> Iterator[Path]:
-    """Where `RankFiles` puts them."""
+    """Yield the agents' directories, which `RankFiles` makes."""
     for parent in parents():
         yield from sorted(parent.glob("taskd-*-*"))
 
 
 def _holds(pid: int, directory: Path) -> bool:
-    """Whether this very process has it open, to keep its lock."""
+    """Return whether this very process has the directory open, to keep its lock."""
     try:
         names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:  # another user's
+    except OSError:  # another user's process
         return False
     return any(_target(f"/proc/{pid}/fd/{name}") == str(directory) for name in names)
 
@@ -198,7 +198,7 @@ def _target(link: str) -> str:
 
 
 def _environment(agent: int) -> dict[str, str]:
-    """As the agent told it to one of its processes; its own where none is there yet."""
+    """Return the agent's variables, with the run directory and job id that it gave to one of its processes."""
     for pid in children(agent):
         env = _variables(pid)
         if env.get("TASKD_AGENT_PID") == str(agent):
@@ -215,7 +215,7 @@ def _variables(pid: int) -> dict[str, str]:
 
 
 def _owner(said: Reading, incarnation: int) -> Rank | None:
-    """The owner of a box, if it lives."""
+    """Return the owner of a box, None if it does not live."""
     seen = view(said.owner_pid) if said.life is Life.HELD else None
     if seen is None or seen.started_ns > said.claimed_ns + _SECOND_NS:  # younger than its box: another process
         return None

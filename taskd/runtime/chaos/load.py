@@ -4,9 +4,10 @@ Rules:
 
 1. Only children of this process make the load. The kernel kills them when it dies (PR_SET_PDEATHSIG), so none outlives
    it.
-2. They run where the job runs: on its CPUs, in its cgroups. A child that cannot enter one stays outside, with a line.
+2. They run where the job runs: on its CPUs, in its cgroups. A child that cannot enter one stays outside, with a printed
+   line.
 3. A file that takes space has no name: the kernel frees it when the process ends, however it ends.
-4. The kernel kills the child that takes memory first (`oom_score_adj` 1000), unless the scenario wants another victim.
+4. The kernel kills the child that takes memory first (`oom_score_adj` 1000), unless the scenario allows any victim.
 """
 
 import mmap
@@ -41,8 +42,8 @@ class LoadProcess:
     outside: tuple[str, ...]
 
     def end(self) -> float:
-        """Kill and collect it; the seconds of processor time that it has used."""
-        signal_pidfd(self.handle, signal.SIGKILL)  # one that has ended and is not collected takes it too
+        """Kill and collect it. Returns the seconds of processor time that it has used."""
+        signal_pidfd(self.handle, signal.SIGKILL)  # a zombie takes it too
         used = os.wait4(self.pid, 0)[2]
         os.close(self.handle)
         return used.ru_utime + used.ru_stime
@@ -69,11 +70,11 @@ def _live(name: str, work: Callable[[], object], parent: int, gate: int) -> NoRe
         call_me(name)
         if not end_with(parent):
             os._exit(status)
-        os.setsid()  # Ctrl-C is for the scenario, which ends this
+        os.setsid()  # Ctrl-C is for the scenario, which ends this process
         signal.set_wakeup_fd(-1)
         for number in ENDING:
             signal.signal(number, signal.SIG_DFL)
-        os.read(gate, 1)  # until it is where it belongs
+        os.read(gate, 1)  # until it is in the job's cgroups
         work()
         status = 0
     finally:
@@ -81,7 +82,7 @@ def _live(name: str, work: Callable[[], object], parent: int, gate: int) -> NoRe
 
 
 def keep_busy(share: float, cpu: int) -> None:
-    """Use this share of one CPU, as far as it is given."""
+    """Use this share of one CPU, as far as the kernel grants it."""
     os.sched_setaffinity(0, {cpu})
     while True:
         begun_s = time.monotonic()
@@ -91,7 +92,7 @@ def keep_busy(share: float, cpu: int) -> None:
 
 
 def take_memory(size_bytes: int, ready: int, *, first_victim: bool) -> None:
-    """Take so much memory, write one byte when it is there, and keep it."""
+    """Take so much memory, write one byte to `ready` when it is there, and keep it."""
     if first_victim:
         Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM)
     block = mmap.mmap(-1, size_bytes)
@@ -103,7 +104,7 @@ def take_memory(size_bytes: int, ready: int, *, first_victim: bool) -> None:
 
 
 def take_disk(directory: Path, size_bytes: int) -> int:
-    """A file without a name that takes so much space; closing it gives the space back. Raises `ChaosError`."""
+    """Open a file without a name that takes so much space; closing it gives the space back. Raises `ChaosError`."""
     try:
         handle, path = tempfile.mkstemp(prefix=".taskd-chaos-", dir=directory)
         os.unlink(path)
@@ -118,7 +119,7 @@ def take_disk(directory: Path, size_bytes: int) -> int:
 
 
 def share_cgroups(pid: int, other: int) -> list[str]:
-    """Put a child of this process into the cgroups of another process; those that refused it."""
+    """Put a child of this process into the cgroups of another process. Returns those that refused it."""
     refused = []
     mine = set(cgroup_directories(pid))
     for directory in cgroup_directories(other):
@@ -131,7 +132,7 @@ def share_cgroups(pid: int, other: int) -> list[str]:
 
 
 def cpus_of(pid: int) -> list[int]:
-    """The CPUs that a process may use."""
+    """Return the CPUs that a process may use."""
     try:
         return sorted(os.sched_getaffinity(pid))
     except ProcessLookupError:

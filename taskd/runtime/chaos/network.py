@@ -2,11 +2,11 @@
 
 Rules:
 
-1. Nothing is undone that was not done here: an interface on which another program shapes traffic is refused.
-2. A silent cut sends all packets, coming and going, into a device that leads nowhere: addresses, routes and the link
-   stay, and nobody is told, as behind a switch that has failed. `down` is the pulled cable: the kernel forgets the
-   interface's routes, so they are written down before and put back after.
-3. It happens in this process's network, which must be the job's.
+1. Only changes made here are undone: an interface on which another program shapes traffic is refused.
+2. A silent cut sends all packets, coming and going, into a device that leads nowhere. Addresses, routes and the link
+   stay, and nobody is notified, as behind a switch that has failed. `down` is the pulled cable: the kernel forgets the
+   interface's routes. So they are recorded before and restored after.
+3. The change happens in this process's network, which must be the job's.
 """
 
 import ipaddress
@@ -34,14 +34,14 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class NetworkCommand:
-    """A command and what undoes it; nothing if that comes with an earlier step's."""
+    """A command and the ones that undo it; none if an earlier step's undo covers it."""
 
     do: Words
     undo: tuple[Words, ...] = ()
 
 
 def why_not(agent: int) -> str:
-    """Why no link of this job can be touched from here; "" if it can."""
+    """Return why no link of this job can be changed from here; "" if it can."""
     missing = [name for name in ("ip", "tc") if find_tool(name) is None]
     if missing:
         return f"found no command {' and '.join(missing)}, expected it: install the package iproute2"
@@ -63,7 +63,7 @@ def _can_administer() -> bool:
 
 
 def choose_interface(given: str | None, env: dict[str, str]) -> str:
-    """The interface that is meant. Raises `ChaosError` if it is not there, or none was named and there are several."""
+    """Return the interface to use. Raises `ChaosError` if it is not there, or none was named and there are several."""
     up = {str(link["ifname"]): link for link in _json("ip", "-j", "link", "show", "up")}
     if given is not None:
         if given not in up:
@@ -79,7 +79,7 @@ def choose_interface(given: str | None, env: dict[str, str]) -> str:
 
 
 def risk(interface: str) -> str:
-    """What else hangs on an interface; "" if nothing that is known."""
+    """Return a warning about other uses of an interface; "" if none is known."""
     if interface == "lo":
         return "all that is on this machine talks over lo"
     routes = _json("ip", "-j", "route", "show", "default") + _json("ip", "-j", "-6", "route", "show", "default")
@@ -89,7 +89,7 @@ def risk(interface: str) -> str:
 
 
 def addresses(host: str) -> list[str]:
-    """Of a peer, by name or address. Raises `ChaosError` if it has none."""
+    """Return the addresses of a peer, given by name or address. Raises `ChaosError` if it has none."""
     try:
         return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
     except OSError as error:
@@ -97,7 +97,10 @@ def addresses(host: str) -> list[str]:
 
 
 def silent_cut(interface: str, peers: Iterable[str]) -> list[NetworkCommand]:
-    """Lose all packets of an interface, or those from and to some addresses. Raises `ChaosError` if it is in use."""
+    """Return steps that lose all packets of an interface, or those from and to some addresses.
+
+    Raises `ChaosError` if another program filters its traffic.
+    """
     if any(one["kind"] in ("clsact", "ingress") for one in _qdiscs(interface)):
         raise ChaosError(f"another program filters the traffic of {interface} already; try --down")
     filters = ("dev", interface, "clsact")
@@ -136,10 +139,10 @@ def _matches(peers: Iterable[str]) -> list[_Match]:
 
 
 def down(interface: str) -> list[NetworkCommand]:
-    """Take an interface down, and what the kernel forgets with it up again."""
+    """Return the step that takes an interface down; its undo also restores what the kernel forgets."""
     again: list[Words] = [("ip", "link", "set", interface, "up")]
     for one in _json("ip", "-j", "-6", "address", "show", "dev", interface, "scope", "global"):
-        infos = [info for info in one.get("addr_info", []) if info]  # one of another scope is an empty place
+        infos = [info for info in one.get("addr_info", []) if info]  # an address of another scope is an empty entry
         again += [_address(interface, info) for info in infos if not info.get("dynamic")]
     for family in ("-4", "-6"):
         lines = run_tool(("ip", family, "route", "show", "dev", interface)).splitlines()
@@ -154,12 +157,15 @@ def _address(interface: str, info: dict[str, Any]) -> Words:
 
 
 def _kept(words: Sequence[str]) -> bool:
-    """The kernel, or the router's next word, brings the others back."""
+    """Return whether a route must be restored: the kernel, or the router's next advertisement, restores the others."""
     return not any(word == "proto" and value in _NOT_WORTH_KEEPING for word, value in pairwise(words))
 
 
 def brake(interface: str, mbit: float) -> list[NetworkCommand]:
-    """Let an interface send so much and no more. Raises `ChaosError` if another program shapes its traffic."""
+    """Return the step that limits an interface's sending rate, in Mbit/s.
+
+    Raises `ChaosError` if another program shapes its traffic.
+    """
     own = [one for one in _qdiscs(interface) if one.get("root") and one.get("handle") != "0:"]
     if own:
         raise ChaosError(

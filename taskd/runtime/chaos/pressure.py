@@ -1,9 +1,10 @@
-"""The scenarios that strike the node: its CPUs, its memory, its disk, its network.
+"""Scenarios that strike the node: its CPUs, its memory, its disk, its network.
 
 Rules:
 
-1. A scenario tells what it takes, and at its end what that was in fact.
-2. What could hit others on this machine needs a word of the user (`sure`); the refusal says what and which word.
+1. A scenario reports what it takes, and at its end what that was in fact.
+2. An action that could hit others on this machine needs the user's consent (`sure`). The refusal names the danger and
+   the option.
 """
 
 import os
@@ -33,18 +34,18 @@ from taskd.runtime.system.cgroups import cgroups
 from taskd.runtime.system.memory import memory_of
 
 _RISKY_SHARE: Final = 0.95
-"""Of a memory or a disk that others use too."""
+"""Share in use from which filling needs `sure`, of a memory or a disk that others use too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much to take: so many MiB, or until so many percent are in use."""
+    """Amount to take: so many MiB, or until so many percent are in use."""
 
     mib: int | None = None
     percent: float | None = None
 
     def of(self, limit_bytes: int, used_bytes: int) -> int:
-        """In bytes, whole pages. Raises `ChaosError` if so much is in use already."""
+        """Return the amount in bytes, whole MiB. Raises `ChaosError` if so much is in use already."""
         if self.mib is not None:
             return self.mib * MIB
         assert self.percent is not None
@@ -56,7 +57,7 @@ class Amount:
 
 
 def load_cpus(run: ScenarioRun, job: LocalJob, percent: float) -> None:
-    """Keep all CPUs of the job busy to this share."""
+    """Keep all CPUs of the job busy for `percent` of the time."""
     cpus = cpus_of(job.agent.pid)
     if not run.act(f"CPUs {', '.join(map(str, cpus))}: {len(cpus)} processes keep them busy {percent:g} % of the time"):
         return
@@ -100,7 +101,7 @@ def fill_memory(run: ScenarioRun, job: LocalJob, amount: Amount, *, any_victim: 
 
 def _hold_memory(run: ScenarioRun, job: LocalJob, child: LoadProcess, ready: int, size_bytes: int) -> None:
     run.pause(None, ready)
-    if run.on and os.read(ready, 1):  # nothing to read: it ends before it has all
+    if run.on and os.read(ready, 1):  # nothing to read: the child has ended before it had all
         say(f"process {child.pid} has all of its {size_bytes // MIB} MiB")
     run.pause(None, child.handle)
     if _can_be_read(child.handle):
@@ -130,7 +131,7 @@ def fill_disk(run: ScenarioRun, directory: Path, amount: Amount, *, sure: bool) 
 
 
 def change_network(run: ScenarioRun, cleanup: Cleanup, steps: Sequence[network.NetworkCommand], told: str) -> None:
-    """Change the network by these steps, until the scenario ends. The cleanup process undoes it."""
+    """Change the network by these steps, until the scenario ends. The cleanup process undoes them."""
     if not run.act(told):
         for step in steps:
             undone = f", and at the end: {'; '.join(map(' '.join, step.undo))}" if step.undo else ""

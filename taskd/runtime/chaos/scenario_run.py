@@ -1,11 +1,11 @@
-"""One run of a scenario: it prints each action, and knows when the scenario has to end.
+"""One run of a scenario: it prints each action, and detects when the scenario has to end.
 
 Rules:
 
-1. Every action is one line with the time of day, flushed at once. If nobody reads them any more, the scenario ends.
-2. A scenario waits only in `ScenarioRun.pause`, which returns at once when it is to end: at SIGINT, SIGTERM, SIGHUP,
+1. Every action is one line with the time of day, flushed at once. A closed output does not end the scenario.
+2. A scenario waits only in `ScenarioRun.pause`, which returns at once when it has to end: at SIGINT, SIGTERM, SIGHUP,
    SIGQUIT or SIGTSTP (a suspended scenario could not undo), after `for_s`, and with the process that it follows.
-3. A dry run prints every action as what would be done, and no scenario lasts.
+3. A dry run prints every action as one that would be done, and no scenario lasts.
 """
 
 import os
@@ -26,7 +26,7 @@ _MUCH: Final = 4096
 
 
 def say(text: str) -> None:
-    """One line for people, with the time of day."""
+    """Print one line for people, with the time of day."""
     with suppress(BrokenPipeError):
         print(f"{time.strftime('%H:%M:%S')} {line(text)}", flush=True)  # noqa: T201 # it is a command's result
 
@@ -37,7 +37,7 @@ class ScenarioRun:
     def __init__(self, *, for_s: float | None = None, dry: bool = False) -> None:
         self.dry = dry
         self.reason = ""
-        """Why the scenario has to end; "" while it goes on."""
+        """Reason for the scenario's end; "" while it goes on."""
         self._for_s = inf if for_s is None else for_s
         self._end_s = inf
         self._followed: int | None = None
@@ -46,7 +46,7 @@ class ScenarioRun:
 
     @contextmanager
     def open(self) -> Iterator["ScenarioRun"]:
-        """Listen to the signals that end a scenario, while in it."""
+        """Handle the signals that end a scenario, while in it."""
         before = {number: signal.signal(number, self._note) for number in ENDING}
         outer = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
         try:
@@ -60,7 +60,7 @@ class ScenarioRun:
                     os.close(descriptor)
 
     def follow(self, pid: int) -> None:
-        """The scenario begins: its time runs, and it ends with this process."""
+        """Start the scenario's time. The scenario ends with this process."""
         self._end_s = time.monotonic() + self._for_s
         try:
             self._followed = open_handle(pid)
@@ -72,13 +72,13 @@ class ScenarioRun:
 
     @property
     def on(self) -> bool:
-        """Whether the scenario goes on."""
+        """True while the scenario goes on."""
         if not self.reason and time.monotonic() >= self._end_s:
             self.reason = f"{self._for_s:g} s are over"
         return not self.reason and not self.dry
 
     def act(self, text: str) -> bool:
-        """Print an action that comes now. False if it must not be done: in a dry run, or at the end of the scenario."""
+        """Print an action that comes now. Returns False if it must not be done: in a dry run, or at the end."""
         if self.dry:
             say(f"would do: {text}")
         elif not self.reason:
@@ -87,7 +87,7 @@ class ScenarioRun:
         return False
 
     def pause(self, timeout_s: float | None = None, *descriptors: int) -> bool:
-        """Wait this long, until one of these can be read, or until the end. Returns whether the scenario goes on."""
+        """Wait this long, until a descriptor can be read, or until the end. Returns whether the scenario goes on."""
         due_s = inf if timeout_s is None else time.monotonic() + timeout_s
         own = [self._woken, *(() if self._followed is None else (self._followed,))]
         while self.on:
@@ -104,7 +104,7 @@ class ScenarioRun:
         return self.on or self.tell_end()
 
     def tell_end(self) -> bool:
-        """Say why the scenario ends, once, if it does. Always False."""
+        """Print why the scenario ends, once, if it does. Always returns False."""
         if self.reason and not self._told:
             self._told = True
             say(f"the scenario ends: {self.reason}")

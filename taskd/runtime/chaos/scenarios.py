@@ -1,9 +1,10 @@
-"""The scenarios that act on processes of the job: kill, stop, delay, and the kill of every node check.
+"""Scenarios that act on processes of the job: kill, stop, delay, and the kill of every node check.
 
 Rules:
 
-1. The process of a rank is looked up before every signal: the one before may have been replaced.
-2. A process that somebody else has stopped is left alone: to continue it would undo what taskd chaos has not done.
+1. A rank's process is looked up before every signal, because the previous one may have been replaced.
+2. A process that somebody else has stopped is left alone. To continue it would undo a change that taskd chaos has not
+   made.
 """
 
 import os
@@ -19,11 +20,11 @@ from taskd.runtime.chaos.target import TargetProcess, open_handle, send
 from taskd.wire.kinds import JobRank
 
 _LOOK_S: Final = 0.05
-"""How often processes are looked for. A node check lasts longer."""
+"""Interval of searches for processes, in seconds. A node check lasts longer."""
 
 
 def kill_checks(run: ScenarioRun, job: LocalJob) -> int:
-    """Kill the processes of this node's check as soon as they appear, again and again; how many."""
+    """Kill the processes of this node's check as soon as they appear, again and again. Returns how many."""
     if run.dry:
         say(f"would do: kill each node check below {job.agent} as soon as it appears; now there: {len(job.checks())}")
         return 0
@@ -63,7 +64,7 @@ def stop(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: JobRank) -> No
 
 
 def delay(run: ScenarioRun, job: LocalJob, cleanup: Cleanup, rank: JobRank, stop_s: float, every_s: float) -> None:
-    """Stop a rank for a while again and again, so that it is slower by that share."""
+    """Stop a rank for a while again and again, which makes it slower by that share."""
     share = f"{stop_s * 1e3:g} ms of every {every_s:g} s: {stop_s / every_s:.0%} of its time"
     target, number, turns = None, -1, 0
     while run.on or run.dry:
@@ -97,7 +98,10 @@ def _stand(run: ScenarioRun, job: LocalJob, target: TargetProcess, stop_s: float
 
 
 def _present(job: LocalJob, rank: JobRank, *, first: bool) -> TargetProcess | None:
-    """The rank's process. None, with a line, if it is being replaced; at the `first` time that is an error."""
+    """Return the rank's process. None, with a printed line, if it is being replaced.
+
+    At the `first` time that is an error: raises `ChaosError`.
+    """
     target = job.rank(rank)
     if target is None and job.lives:
         if first:
@@ -119,7 +123,7 @@ def _signal(job: LocalJob, target: TargetProcess, number: signal.Signals) -> Non
 
 
 class _Handle:
-    """A pidfd, which can be read when the process has ended. Raises `ChaosError` if it has."""
+    """A pidfd, which can be read when the process has ended. Raises `ChaosError` if it has ended already."""
 
     def __init__(self, target: TargetProcess) -> None:
         try:

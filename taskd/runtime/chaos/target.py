@@ -2,9 +2,9 @@
 
 Rules:
 
-1. A process is known by its pid and its start time. Both are compared while a pidfd holds the process, so a process
-   that has got the same pid meanwhile is never signalled.
-2. It must belong to the job right before the signal, too, except to continue a process that a scenario has stopped.
+1. A process is identified by its pid and its start time. Both are compared while a pidfd holds the process. So a
+   process that has got the same pid meanwhile is never signalled.
+2. It must also belong to the job right before the signal, except to continue a process that a scenario has stopped.
 """
 
 import os
@@ -22,7 +22,7 @@ _MOST_ANCESTORS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class TargetProcess:
-    """One process, and what it is to the job."""
+    """One process, with its name in the job."""
 
     pid: int
     start_ticks: int
@@ -33,19 +33,19 @@ class TargetProcess:
 
     @property
     def stat(self) -> Stat | None:
-        """Its state in /proc; None if it has ended."""
+        """State in /proc; None if it has ended."""
         known = stat(self.pid)
         return known if known is not None and known.alive and known.start_ticks == self.start_ticks else None
 
 
 def target(pid: int, name: str) -> TargetProcess | None:
-    """A living process by its number."""
+    """Return a living process by its number; None if there is none."""
     known = stat(pid)
     return TargetProcess(pid, known.start_ticks, name) if known is not None and known.alive else None
 
 
 def descends(pid: int, ancestor: TargetProcess) -> bool:
-    """Whether a process is the ancestor, or below it."""
+    """Return whether a process is the ancestor, or below it."""
     for _ in range(_MOST_ANCESTORS):
         known = stat(pid)
         if known is None:
@@ -70,7 +70,10 @@ def open_handle(pid: int) -> int:
 
 
 def send(target: TargetProcess, number: signal.Signals, belongs: Callable[[int], bool]) -> bool:
-    """Signal it, if it lives and belongs to the job. False: it has ended. Raises `ChaosError` if it must not be."""
+    """Signal a process if it lives and belongs to the job. Returns False if it has ended.
+
+    Raises `ChaosError` if it must not be signalled.
+    """
     try:
         handle = open_handle(target.pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The commands of iproute2 that a scenario runs."""
+"""Commands of iproute2 that a scenario runs."""
 
 import os
 import shutil
@@ -13,12 +13,12 @@ _SYSTEM_PATH: Final = f"{os.defpath}:/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def find_tool(name: str) -> str | None:
-    """Where a command is; also where the path of a plain user does not lead."""
+    """Return the path of a command, also outside a plain user's PATH; None if it is missing."""
     return shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH)
 
 
 def run_tool(words: Sequence[str]) -> str:
-    """Run a command; what it has printed. Raises `ChaosError` with what it complained of."""
+    """Run a command and return its output. Raises `ChaosError` with its error message."""
     program = find_tool(words[0])
     if program is None:
         raise ChaosError(f"found no command {words[0]}, expected it: install the package iproute2")

@@ -3,11 +3,11 @@
 Rules:
 
 1. `RUN_DIR/JOB_ID` belongs to the manager that holds the lock in it. Another living job of that name on this host gets
-   `JOB_ID.2`, and so on; one that comes later, when the first has ended, goes on in the first folder.
-2. The manager's mark stands in the lock. Its agents know the folder by that, wherever their file system shows it; an
-   agent that sees no such folder, on another host, takes one of its own.
-3. The kernel gives the lock back with the process, however that ends.
-4. Where a file system knows no locks, folders are shared, as they are between hosts.
+   `JOB_ID.2`, and so on. A later one, after the end of the first, continues in the first folder.
+2. The lock file holds the manager's mark. Its agents identify the folder by that mark, wherever their file system shows
+   it. An agent that finds no such folder, on another host, takes one of its own.
+3. The kernel releases the lock with the process, however that ends.
+4. Where a file system has no locks, folders are shared, as they are between hosts.
 """
 
 import fcntl
@@ -29,7 +29,7 @@ _MARK_BYTES: Final = 64
 
 
 class JobFolder:
-    """The folder that a job has got, made if need be, and its lock. Raises `OSError` if it cannot be made."""
+    """Folder that a job has got, made if need be, and its lock. Raises `OSError` if it cannot be made."""
 
     def __init__(self, run_dir: Path, job_id: str) -> None:
         first = job_dir(run_dir, job_id)
@@ -61,13 +61,16 @@ class JobFolder:
             )
 
     def close(self) -> None:
-        """Another job may have it."""
+        """Release the folder: another job may have it."""
         os.close(self._lock)
         self.folder.close()
 
 
 def open_folder(path: Path) -> OwnFolder:
-    """A folder below the run directory, which is made too. The default one is this user's alone, as the folder is."""
+    """Open a folder below the run directory, and make both if need be.
+
+    The default run directory is this user's alone, as the folder is.
+    """
     parent = path.parent
     if parent == default_dir(environment()):
         with closing(OwnFolder(parent)) as within:
@@ -77,7 +80,7 @@ def open_folder(path: Path) -> OwnFolder:
 
 
 def marked(run_dir: Path, job_id: str, mark: str) -> Path | None:
-    """The folder of the manager with this mark, if this file system shows it."""
+    """Return the folder of the manager with this mark; None if this file system does not show it."""
     first = job_dir(run_dir, job_id)
     for number in count(1):
         path = _numbered(first, number)
@@ -96,7 +99,7 @@ def _numbered(first: Path, number: int) -> Path:
 
 
 def locked(descriptor: int) -> bool:
-    """Whether this process has the lock of an open file now; also where locks are not known."""
+    """Lock an open file. Returns whether this process has the lock now; True also where locks are not supported."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -2,16 +2,17 @@
 
 Rules:
 
-1. The agent holds a descriptor, and the kernel lets this user alone go through it. No cleaner of folders reaches it,
-   and it ends with the agent, however that ends.
-2. Memory is sealed against shrinking: a process that has mapped it never meets the end of a file that was cut, which
-   is a SIGBUS. Nobody can add another seal.
-3. Where the kernel refuses such memory, a file takes its place whose name is removed at once.
-4. The kernel closes that way (`is_open_to_others`) to an agent whose user or capabilities have changed, to ranks that
-   dropped capabilities or have a user namespace of their own, and without /proc. Files with names take its place.
-5. A number may belong to another file when a rank opens it: the agent has closed it, or has ended. A rank takes, under
-   /proc, only a file without a name that was made here. A path outside /proc is a file of this user with a name, which
-   is made if it is not there, and never reached through a link.
+1. The agent holds a descriptor, and the kernel lets only this user go through it. No cleaner of folders reaches it. It
+   ends with the agent, however that ends.
+2. Memory is sealed against shrinking. So a process that has mapped it never meets the end of a cut file, which is a
+   SIGBUS. Nobody can add another seal.
+3. Where the kernel refuses such memory, a file replaces it. The file's name is removed at once.
+4. The kernel closes that way (`is_open_to_others`) to an agent whose user or capabilities have changed. It also closes
+   it to ranks that dropped capabilities or have a user namespace of their own, and without /proc. Files with names
+   replace it.
+5. A number may belong to another file when a rank opens it, because the agent has closed it or has ended. Under /proc,
+   a rank accepts only a file without a name that was made here. A path outside /proc is a file of this user with a
+   name. It is made if it is not there, and never reached through a link.
 """
 
 import errno
@@ -32,23 +33,23 @@ _PROCESSES: Final = Path("/proc")
 _CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 1, 2, 8
 _ADD_SEALS, _SEAL_SEAL, _SEAL_SHRINK = 1033, 1, 2
 _PREFIX: Final = "taskd-"
-"""So the names of all memory begin: those that /proc shows, and those of files."""
+"""Prefix of the names of all memory: those that /proc shows, and those of files."""
 _MAGIC: Final = b"taskdrec"
 _HEAD_BYTES: Final = 24
-"""Of a record: the magic number, its length, and its check sum."""
+"""Size of a record's head: the magic number, its length, and its check sum."""
 
 
 class KeptMemory:
     """Memory that others reach by `path` while this process holds it.
 
     Raises:
-        OSError: there is none; too many descriptors are open, or nothing can be written to `folder` either.
+        OSError: there is none: too many descriptors are open, or nothing can be written to `folder` either.
     """
 
     def __init__(self, name: str, folder: Path, *, named: bool = False) -> None:
-        """`name` is for people who look at /proc.
+        """Make the memory. `name` is for people who read /proc.
 
-        With `named` it is a file in `folder`. Else one is made there only if the kernel has no such memory.
+        With `named` it is a file in `folder`. Otherwise a file is made there only if the kernel has no such memory.
         """
         self._descriptor = -1
         if named:
@@ -67,12 +68,12 @@ class KeptMemory:
         self.path = way_to(self._descriptor)
 
     def close(self, *, holds_number: bool = False) -> None:
-        """It goes when nobody has mapped it any more.
+        """Release the memory, which goes when no process has it mapped any more.
 
-        With `holds_number` no other file of this process comes to lie at `path`: a rank may still open that.
+        With `holds_number` no other file of this process takes its number, because a rank may still open `path`.
         """
         if self._descriptor < 0:
-            with suppress(OSError):  # somebody has swept the folder
+            with suppress(OSError):  # another program has swept the folder
                 self.path.unlink()
         elif holds_number:
             with open(os.devnull, "rb") as nothing:
@@ -87,9 +88,9 @@ def way_to(descriptor: int) -> Path:
 
 
 def is_open_to_others() -> bool:
-    """Whether `way_to` works for other processes of this user that have the capabilities of this one.
+    """Return whether `way_to` works for other processes of this user that have the capabilities of this one.
 
-    A trial by this process itself shows nothing: the kernel always lets that through.
+    A trial by this process itself shows nothing: the kernel always allows that.
     """
     own = _PROCESSES / str(os.getpid())
     try:
@@ -100,12 +101,12 @@ def is_open_to_others() -> bool:
 
 
 def has_name(path: Path) -> bool:
-    """Whether it is a file in some folder, and no memory of the agent."""
+    """Return whether this is a file in some folder, and no memory of the agent."""
     return _PROCESSES not in path.parents
 
 
 def open_kept(path: Path) -> int:
-    """Open memory of the agent, or a file with a name, to read and write. Raises `OSError`, also if it is another's."""
+    """Open the agent's memory, or a file with a name, to read and write. Raises `OSError`, also if it is another's."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     if has_name(path):
         flags |= os.O_CREAT | os.O_NOFOLLOW
@@ -119,7 +120,7 @@ def open_kept(path: Path) -> int:
 
 
 def write_record(path: Path, content: bytes) -> None:
-    """Put a record in the place of the one there is, which is erased first: half of one is never read."""
+    """Replace the record. The old one is erased first, so half of one is never read."""
     erase_record(path)
     descriptor = open_kept(path)
     try:
@@ -155,7 +156,7 @@ def read_record(path: Path) -> bytes | None:
 
 
 def erase_record(path: Path) -> None:
-    """There is none any more. Raises `OSError`."""
+    """Erase the record. Raises `OSError`."""
     descriptor = open_kept(path)
     try:
         os.pwrite(descriptor, bytes(_HEAD_BYTES), 0)
@@ -164,7 +165,7 @@ def erase_record(path: Path) -> None:
 
 
 def unname(listener: socket.socket, path: Path) -> tuple[Path, int]:
-    """Take away the name of a Unix socket that listens at `path`.
+    """Remove the name of a Unix socket that listens at `path`.
 
     Returns:
         The path by which processes of this user connect, and the descriptor to keep open for it. Where that way does
@@ -186,7 +187,7 @@ def unname(listener: socket.socket, path: Path) -> tuple[Path, int]:
 
 
 def _expect(descriptor: int, path: Path) -> None:
-    """Raise `OSError` for what is no file of this user, and, under /proc, for what is no memory that was made here."""
+    """Raise `OSError` unless this is a file of this user and, under /proc, memory that was made here."""
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         what = f"found mode {found.st_mode:o} of user {found.st_uid}, expected a regular file of user {os.geteuid()}"

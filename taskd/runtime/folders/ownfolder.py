@@ -2,11 +2,12 @@
 
 Rules:
 
-1. It is made with mode 0700. One that is there already must be a folder, no link, of this user; it is closed to others.
-   (So OpenSSH and tmux treat theirs.) Whoever made it first in a shared directory would otherwise own what we write.
-2. What lies in it is opened relative to its descriptor and never through a link, so that nobody can change the way to
-   it meanwhile. A pipe or device is no file.
-3. On a file system that shows other owners than there are (NFS for root), whom our own new files belong to is us.
+1. It is made with mode 0700. An existing one must be a folder, no link, of this user; it is closed to others, as
+   OpenSSH and tmux do with theirs. Otherwise whoever made it first in a shared directory would own our files.
+2. Its files are opened relative to its descriptor and never through a link. So nobody can change the path to them
+   meanwhile. A pipe or device is no file.
+3. Some file systems show other owners than there are (NFS for root). There, the owner of our own new files counts as
+   us.
 """
 
 import errno
@@ -23,10 +24,10 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class OwnFolder:
-    """An open folder. Raises `OSError` if it cannot be opened or made, `FolderError` if it is another's."""
+    """An open folder. Raises `OSError` if it cannot be opened or made, `FolderError` if it is another user's."""
 
     def __init__(self, path: Path, within: "OwnFolder | None" = None, *, make: bool = True) -> None:
-        """Open it, made if need be (`make`); `within` that folder, which is its parent, or wherever its path leads."""
+        """Open the folder; `make` it if need be. `within`: its parent folder, else its path is followed."""
         self.path = path
         self.descriptor: int
         name, at = (path, None) if within is None else (path.name, within.descriptor)
@@ -44,7 +45,7 @@ class OwnFolder:
             raise
 
     def open(self, name: str, flags: int) -> int:
-        """A descriptor of a file in it, of mode 0600 if it is made. `FolderError` for a link, a pipe or a device."""
+        """Open a file in it; a new one has mode 0600. Raises `FolderError` for a link, a pipe or a device."""
         try:
             found = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600, dir_fd=self.descriptor)
         except OSError as error:
@@ -57,30 +58,30 @@ class OwnFolder:
         return found
 
     def write(self, name: str, content: bytes) -> None:
-        """A whole file, in place of the one there is, which is never seen in part."""
+        """Write a whole file, in place of the present one. No reader ever gets a part of it."""
         beside = self._beside(name, content)
         os.replace(beside, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def offer(self, name: str, content: bytes) -> None:
-        """A whole file, unless there is one already."""
+        """Write a whole file, unless there is one already."""
         beside = self._beside(name, content)
         with suppress(FileExistsError):
             os.link(beside, name, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor, follow_symlinks=False)
         self.remove(beside)
 
     def names(self) -> list[str]:
-        """What is in it."""
+        """Return the names of its files."""
         return os.listdir(self.descriptor)
 
     def changed_s(self, name: str) -> float:
-        """When a file was changed last, of the wall clock; 0.0 if it has gone."""
+        """Return when a file was changed last, in seconds of the wall clock; 0.0 if it has gone."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             return 0.0
 
     def size(self, name: str) -> int:
-        """How large a file is; 0 if it has gone."""
+        """Return the size of a file in bytes; 0 if it has gone."""
         try:
             return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_size
         except FileNotFoundError:
@@ -96,7 +97,7 @@ class OwnFolder:
             os.unlink(name, dir_fd=self.descriptor)
 
     def close(self) -> None:
-        """What was opened in it stays open."""
+        """Close the folder. Files opened in it stay open."""
         os.close(self.descriptor)
 
     def _beside(self, name: str, content: bytes) -> str:
@@ -114,7 +115,7 @@ class OwnFolder:
             os.chmod(self.descriptor, 0o700)
 
     def _owner_of_ours(self) -> int:
-        """Nobody where this process may make nothing."""
+        """Return the owner of new files here; -1 if this process may make none."""
         try:
             return owner_of_new_files(Path(f"/proc/self/fd/{self.descriptor}"))
         except OSError:
@@ -122,13 +123,16 @@ class OwnFolder:
 
 
 def owner_of_new_files(folder: Path) -> int:
-    """Who owns what this process makes there: another user where NFS has root be nobody. Raises `OSError`."""
+    """Return the owner of files that this process makes there, another user where NFS maps root to nobody.
+
+    Raises `OSError`.
+    """
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_uid
 
 
 def owner_of_folder(path: Path) -> int | None:
-    """Whose folder it is; None if there is none, or something else, a link too."""
+    """Return the owner of a folder; None if there is none, or something else, a link too."""
     try:
         found = path.lstat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Where agents keep the files of their ranks: in shared memory, or in the temporary folder where that will not do."""
+"""Folders in which agents keep their ranks' files: shared memory, or the temporary folder if that is unfit."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Who may connect to a listening socket with CURVE: ZeroMQ asks, and we answer (ZAP, RFC 27)."""
+"""Access to a listening socket with CURVE: ZeroMQ asks about each key, and we answer (ZAP, RFC 27)."""
 
 from typing import Final
 
@@ -11,10 +11,10 @@ _QUESTIONS_PER_CALL: Final = 256
 
 
 class Gate:
-    """Lets in whoever holds the one key pair that is welcome. One for each context, before its socket is bound.
+    """Admission of the one welcome key pair. One for each context, before its socket is bound.
 
     Args:
-        context: of the listening socket.
+        context: that of the listening socket.
         listener: the socket, which gets our own secret key too.
         own_secret: our end's secret key, in Z85.
         welcome: the other end's public key, in Z85.
@@ -29,7 +29,7 @@ class Gate:
     ) -> None:
         self._welcome = z85.decode(welcome)
         self.socket: Final[zmq.Socket[bytes]] = context.socket(zmq.REP)
-        """Readable when ZeroMQ has a question."""
+        """Socket that is readable when ZeroMQ has a question."""
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ENDPOINT)
         listener.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)

@@ -1,15 +1,17 @@
-"""Connections that were accepted and have not shown yet who they are: how many there may be at a time.
+"""Limit of connections that were accepted and whose peers have not shown yet who they are.
 
 Rules:
 
-1. ZeroMQ closes each when its time for a handshake is over. Above `most` the oldest are ended earlier: each costs a
-   descriptor, and where none is left no agent comes in, and the thread that serves all of them goes round in vain.
-2. Who has said nothing goes first. Who has begun to speak has a table of its own, of the same size: many agents that
-   come at once are not taken for silent ones, and silent ones drive out no agent.
-3. The descriptors are ZeroMQ's, which may have closed one: its number may be anything of this process by now. So a copy
-   is looked at, and only the very socket that was noted is ended: by its inode, a TCP connection to our own port, whose
-   peer has sent less than any handshake. It is shut down, never closed; ZeroMQ finds that out and closes it.
-4. None of it takes a descriptor, for there may be none left: the copy's place is kept.
+1. ZeroMQ closes each when its time for a handshake is over. Above `most` the oldest are ended earlier, because each
+   costs a descriptor. Without a free descriptor, no agent gets in, and the thread that serves all of them spins in
+   vain.
+2. Connections that have sent nothing go first. Those that have begun to send have a table of their own, of the same
+   size. So many agents that come at once are not taken for silent ones, and silent ones drive out no agent.
+3. The descriptors are ZeroMQ's, which may have closed one: its number may be any file of this process by now. So a copy
+   is inspected, and only the very socket that was recorded is ended. It is identified by its inode, as a TCP connection
+   to our own port whose peer has sent less than any handshake. It is shut down, never closed: ZeroMQ detects that and
+   closes it.
+4. None of this takes a descriptor, because there may be none left: the copy's place is kept.
 """
 
 import logging
@@ -24,9 +26,9 @@ from taskd.runtime.system.descriptors import descriptor_limits
 logger = logging.getLogger(__name__)
 
 MOST: Final = 4096
-"""However many descriptors there are: a half-open connection costs memory too."""
+"""Limit whatever the number of descriptors: a half-open connection costs memory too."""
 FLOOD: Final = 100
-"""So many silent connections that end within `WINDOW_S` are told of as one thing."""
+"""Number of silent connections ended within `WINDOW_S` from which they are reported as one flood."""
 WINDOW_S: Final = 10.0
 STARVED_S: Final = 30.0
 _LOOK_S: Final = 1.0
@@ -41,26 +43,25 @@ _TCP_INFO_BYTES: Final = _RECEIVED_AT + 8
 
 
 def most_half_open(descriptors: int) -> int:
-    """For each of the two tables, in a process that may have so many descriptors."""
+    """Return the limit of each of the two tables, in a process that may have so many descriptors."""
     return max(_FEWEST, min(MOST, descriptors // _SHARE))
 
 
 def least_handshake_bytes(*, secured: bool) -> int:
-    """What a peer sends at least before it is let in (ZeroMQ's RFC 23, and RFC 26 for CURVE)."""
+    """Return the least bytes that a peer sends before it is let in (ZeroMQ's RFC 23, and RFC 26 for CURVE)."""
     return _GREETING_BYTES + (_HELLO_AND_INITIATE_BYTES if secured else _READY_BYTES)
 
 
 class HalfOpen:
-    """The connections to one port that may be half open, oldest first.
+    """Connections to one port that may be half open, oldest first.
 
     Attributes:
-        port: where we listen; 0 as long as that is not known.
-        most: of each of the two kinds.
-
+        port: our listening port; 0 until it is known.
+        most: limit of each of the two tables.
     """
 
     def __init__(self, least_bytes: int, most: int) -> None:
-        """`least_bytes`: who has sent so many may be through its handshake, and is left alone."""
+        """Reserve descriptors. A peer that has sent `least_bytes` may be through its handshake, and is left alone."""
         self.port, self.most = 0, most
         self._least_bytes = least_bytes
         self._silent: dict[int, int] = {}  # descriptor: inode
@@ -70,24 +71,24 @@ class HalfOpen:
         self._kept = [self._null, self._copy]
 
     def close(self) -> None:
-        """Look at nothing any more."""
+        """Forget all connections and release the reserved descriptors."""
         self._silent, self._begun = {}, {}
         while self._kept:
             os.close(self._kept.pop())
 
     def accepted(self, descriptor: int) -> None:
-        """Note it. It may be closed already, or another's: that is found out before anything is done to it."""
+        """Record a connection. It may be closed already, or another's: that is checked before any action on it."""
         self.gone(descriptor)
         with suppress(OSError):
             self._silent[descriptor] = os.fstat(descriptor).st_ino
 
     def gone(self, descriptor: int) -> None:
-        """It has ended."""
+        """Forget a connection that has ended."""
         self._silent.pop(descriptor, None)
         self._begun.pop(descriptor, None)
 
     def trim(self) -> int:
-        """End the oldest of those that are too many; how many have ended so."""
+        """End the oldest surplus connections. Returns how many were ended."""
         ended = 0
         while len(self._silent) > self.most:
             descriptor, inode = _oldest(self._silent)
@@ -101,9 +102,12 @@ class HalfOpen:
         return ended
 
     def _end(self, descriptor: int, inode: int, *, below: int) -> int | None:
-        """Shut it down if its peer has sent fewer bytes; how many it has sent, or None: it is not that one any more."""
+        """Shut a connection down if its peer has sent fewer bytes than `below`.
+
+        Returns the bytes that the peer has sent, or None if the descriptor is no longer that connection.
+        """
         with suppress(OSError):
-            if os.fstat(descriptor).st_ino != inode:  # not copied then: to close a copy of a file ends locks on it
+            if os.fstat(descriptor).st_ino != inode:  # not copied then: closing a copy of a file ends locks on it
                 return None
             os.dup2(descriptor, self._copy, inheritable=False)
             try:
@@ -119,12 +123,12 @@ class HalfOpen:
         try:
             if link.family not in (socket.AF_INET, socket.AF_INET6) or link.type != socket.SOCK_STREAM:
                 return None
-            link.getpeername()  # raises for what listens
+            link.getpeername()  # raises for a listening socket
             if link.getsockname()[1] != self.port:
                 return None
             info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             if len(info) < _TCP_INFO_BYTES:
-                return None  # a kernel before 4.1 does not tell
+                return None  # a kernel before 4.1 does not report it
             sent = int(struct.unpack_from("=Q", info, _RECEIVED_AT)[0])
             if sent < below:
                 link.shutdown(socket.SHUT_RDWR)
@@ -139,7 +143,7 @@ def _oldest(table: dict[int, int]) -> tuple[int, int]:
 
 
 class Starvation:
-    """Whether this process has no descriptor left for another connection. Reports that once, until it has had some."""
+    """Lack of descriptors for another connection in this process. Reported once, until it has had some."""
 
     def __init__(self) -> None:
         self._looked_s: float | None = None
@@ -147,7 +151,10 @@ class Starvation:
         self._told = False
 
     def is_recent(self, now_s: float) -> bool:
-        """Whether there was none in the last `STARVED_S`: who gave up waiting then is counted only afterwards."""
+        """Return whether there was none in the last `STARVED_S`.
+
+        A peer that gave up waiting in that time is counted as refused, but not logged.
+        """
         if self._looked_s is None or now_s - self._looked_s >= _LOOK_S:
             self._looked_s = now_s
             self._look(now_s)
@@ -173,17 +180,17 @@ class Starvation:
 
 
 class Flood:
-    """Tells of many silent connections once, and again only when they had ended."""
+    """Report of many silent connections: once, and again only when they had ended."""
 
     def __init__(self, most: int, expected: str = "agent of taskd") -> None:
-        """`expected`: who connects here by right."""
+        """Begin at zero. `expected`: name of the rightful peers."""
         self._most, self._expected = most, expected
         self._count = self._total = 0
         self._since_s: float | None = None
         self._told = False
 
     def take(self, silent: int, now_s: float) -> None:
-        """So many more have ended by time or because there were too many."""
+        """Count so many more silent connections, ended by time or because there were too many."""
         if self._since_s is None or now_s - self._since_s >= WINDOW_S:
             self._next_window(now_s)
         self._count += silent

@@ -3,20 +3,20 @@
 Rules:
 
 1. secret -> scrypt (salt with the job's name, 16 MiB, some 50 ms) -> master key -> keyed BLAKE2b with the role's name
-   -> Curve25519 secret key -> public key. scrypt makes guessing a weak secret dear; the roles' keys tell nothing about
-   each other.
-2. Each side knows both key pairs, because each holds the secret. The manager accepts only the agents' key, and an agent
-   only the manager's: neither can be talked to, nor impersonated, without the secret.
-3. Two jobs with one secret have nothing in common: no key, and no table of guesses. So a wrong name looks as a wrong
-   secret does, and each side names its own job then (`links.py`, `monitor.py`). Without a secret there are no keys, and
-   a wrong name is answered with a `Refusal`.
-4. The derivation is the same in every version of taskd. So peers of two versions get as far as their first frame,
-   which names its version (`wire/codec.py`); with other keys each would blame the other's secret.
-5. Ranks get no secret, only a key that is made of it. Of that come the key pairs of two ranks that connect to one
-   another: one pair for each end, each generation and each function. So no end takes another rank for its neighbour,
-   nor one of an older generation. It keeps honest ranks apart: whoever has that key can make the pair of any end.
-6. All agents of a job hold the same secret. So that none can speak for another, each has a proof that it shows to the
-   manager alone, and is known to the others by its hash.
+   -> Curve25519 secret key -> public key. scrypt makes guessing a weak secret expensive. The roles' keys reveal nothing
+   about each other.
+2. Each side holds the secret, and so both key pairs. The manager accepts only the agents' key, and an agent only the
+   manager's. Without the secret, nobody can talk to either or impersonate it.
+3. Two jobs with one secret have no key in common, and no table of guesses. So a wrong name looks like a wrong secret,
+   and each side names its own job then (`links.py`, `monitor.py`). Without a secret there are no keys, and a wrong name
+   is answered with a `Refusal`.
+4. The derivation is the same in every version of taskd. So peers of two versions get as far as their first frame, which
+   names its version (`wire/codec.py`). With other keys, each would blame the other's secret.
+5. Ranks get no secret, only a key derived from it. It yields the key pairs of two ranks that connect to each other: one
+   pair for each end, each generation and each function. So no end takes another rank for its neighbour, or one of an
+   older generation. This keeps honest ranks apart: a holder of that key can make the pair of any end.
+6. All agents of a job hold the same secret. To keep one from speaking for another, each has a proof that it shows to
+   the manager alone. The others identify it by the proof's hash.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _TOKEN_DIGITS: Final = 32
 
 
 class Role(Enum):
-    """Who holds a key pair. The value goes into its derivation."""
+    """Holder of a key pair. The value goes into its derivation."""
 
     MANAGER = b"taskd manager"
     AGENT = b"taskd agent"
@@ -50,32 +50,32 @@ class KeyPair(NamedTuple):
 
 
 def new_proof() -> str:
-    """What one agent shows its manager with each report. Never log one."""
+    """Make the proof that one agent shows its manager with each report. Never log one."""
     return secrets.token_hex(16)
 
 
 def agent_of(proof: str) -> str:
-    """The name by which all know the agent with this proof."""
+    """Return the name by which all identify the agent with this proof."""
     return hashlib.blake2b(proof.encode(), digest_size=8).hexdigest()
 
 
 def keys_from_secret(secret: bytes, role: Role, job_id: str) -> KeyPair:
-    """The key pair of a role in a job. The same secret, role and name always give the same pair."""
+    """Return the key pair of a role in a job. The same secret, role and name always give the same pair."""
     return _pair(hashlib.blake2b(role.value, key=_master_key(secret, job_id), digest_size=32).digest())
 
 
 def peers_key(secret: bytes, job_id: str) -> str:
-    """The key of all ranks of a job, hexadecimal. Nothing about the secret follows from it. Never log it."""
+    """Return the key of all ranks of a job, hexadecimal. It reveals nothing about the secret. Never log it."""
     return hashlib.blake2b(_PEERS, key=_master_key(secret, job_id), digest_size=32).hexdigest()
 
 
 def keys_of_end(key: str, end: str) -> KeyPair:
-    """The key pair of one end of a connection between ranks, which `end` names in full. `key`: of `peers_key`."""
+    """Return the key pair of one end of a connection between ranks. `end`: its full name; `key`: from `peers_key`."""
     return _pair(_derived(key, f"pair {end}"))
 
 
 def token(key: str, purpose: str) -> str:
-    """A name that nobody can guess who does not have the ranks' key."""
+    """Return a name that nobody can guess without the ranks' key."""
     return _derived(key, f"name {purpose}").hex()[:_TOKEN_DIGITS]
 
 

@@ -1,14 +1,14 @@
-"""The two ends of the link between agents and manager: ZeroMQ sockets that take and give whole messages.
+"""The two ends of the link between agents and manager: ZeroMQ sockets that send and receive whole messages.
 
 Rules:
 
-1. What a peer sends never raises here. It is refused, counted in `refused`, and logged once per kind and peer.
-2. A link keeps no history: nothing is queued for a peer that is away, because senders repeat their newest state.
-3. A link belongs to one thread. Its loop registers all of `sockets` with a poller and calls `receive()` when one is
-   readable and at least at each heartbeat; handshakes and reconnections advance only there.
+1. A peer's input never raises here. It is refused, counted in `refused`, and logged once per kind and peer.
+2. A link keeps no history: nothing is queued for an absent peer, because senders repeat their newest state.
+3. A link belongs to one thread. Its loop registers all of `sockets` with a poller. It calls `receive()` when one is
+   readable and at least at each heartbeat. Handshakes and reconnections advance only there.
 4. With a secret both ends use CURVE and accept only the other role's key (ZAP). Without one both use NULL, on loopback.
    Keys are derived from the secret and the job's name (`identity.py`).
-5. An agent and the manager in its own process share a context, which nobody else reaches: their messages pass from
+5. An agent and the manager in its own process share a context, which nobody else reaches. Their messages pass from
    thread to thread (inproc). Over TCP each waits for two more threads.
 """
 
@@ -36,24 +36,24 @@ from taskd.wire.messages import FromAgent, FromManager
 logger = logging.getLogger(__name__)
 
 Peer = NewType("Peer", bytes)
-"""Who sent a message, as the manager's socket names it: one connection of one agent."""
+"""Sender of a message, as the manager's socket names it: one connection of one agent."""
 
 STRANGER: Final = "handshake"
-"""Key of `refused` for connections that ended before the peer had shown that it may speak."""
+"""Key of `refused` for connections that ended before the peer had shown its right to the link."""
 
 _M = TypeVar("_M")
 _L = TypeVar("_L", bound="_Link")
 _INSIDE_ENDPOINT: Final = "inproc://taskd-manager"
 _MAX_MESSAGE_BYTES: Final = 2 * codec.MAX_FRAME_BYTES
-"""Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can say who sent it."""
+"""Beyond it ZeroMQ cuts the connection; up to it the codec refuses the frame and can name the sender."""
 _QUEUE_MESSAGES: Final = 16
 _AGENT_QUEUE_MESSAGES: Final = 4
-"""Of each agent, at the manager: what it says at once. More waits in its own memory."""
+"""Queue of each agent at the manager, for its messages of one moment. More waits in the agent's own memory."""
 _MAX_FRAMES_PER_CALL: Final = 256
 _MAX_BYTES_PER_CALL: Final = 4 * codec.MAX_FRAME_BYTES
-"""Of all messages together: to read them takes time, in which nothing else is done. 256 honest reports have 1 MB."""
+"""Limit of all messages together, because nothing else is done while they are read. 256 honest reports have 1 MB."""
 _PARTS: Final = 2
-"""Of a message with the name of its sender."""
+"""Parts of a message, with the name of its sender."""
 _MAX_LOGGED: Final = 256
 _HANDSHAKE_MS: Final = 5_000
 _BACKLOG: Final = 4_096
@@ -64,8 +64,11 @@ KERNEL_ASKS: Final = (
     (zmq.TCP_KEEPALIVE_CNT, 3),
     (zmq.TCP_MAXRT, 8_000),
 )
-"""A connection whose other end has vanished ends after 8 s. ZeroMQ's own heartbeats are not used: libzmq 4.3.5 aborts
-when it is to send one to a peer that has hung up while its messages wait in the queue."""
+"""Options that end a connection 8 s after its other end has vanished.
+
+ZeroMQ's own heartbeats are not used. libzmq 4.3.5 aborts when it must send one to a peer that has hung up while its
+messages wait in the queue.
+"""
 
 
 class Context:
@@ -94,7 +97,7 @@ class Context:
 
 
 class _Link:
-    """What both ends share: one socket, its monitor, and the count of what was refused."""
+    """Common part of both ends: one socket, its monitor, and the count of refusals."""
 
     def __init__(self, kind: int, security: Security, context: Context | None = None) -> None:
         self.refused: Counter[str] = Counter()
@@ -116,26 +119,26 @@ class _Link:
 
     @property
     def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
-        """All sockets whose becoming readable means that `receive()` has work."""
+        """Sockets that become readable when `receive()` has work."""
         return (self._socket, self._monitor)
 
     def join(self, poller: zmq.Poller) -> None:
-        """Let it wait for `receive()`'s work too."""
+        """Register the sockets of this link with a poller."""
         for socket in self.sockets:
             if socket not in poller:
                 poller.register(socket, zmq.POLLIN)
 
     def poll(self, timeout_s: float) -> bool:
-        """Wait until `receive()` has work, at most `timeout_s` seconds; whether it has."""
+        """Wait until `receive()` has work, at most `timeout_s` seconds. Returns whether it has."""
         poller = zmq.Poller()
         self.join(poller)
         return bool(poller.poll(max(0, round(timeout_s * 1000))))
 
     def close(self, flush_s: float = 0.0) -> None:
-        """Close for good; what was sent but has not left may take `flush_s` seconds more.
+        """Close for good. Messages that were sent but have not left get `flush_s` seconds more.
 
-        What the peer has not read by then can be lost if it sends something meanwhile: nobody reads that, and the
-        kernel resets the connection.
+        Messages that the peer has not read by then can be lost if it sends something meanwhile. Nobody reads that, and
+        the kernel resets the connection.
         """
         self._socket.disable_monitor()
         for socket in set(self.sockets) - {self._socket}:
@@ -152,7 +155,10 @@ class _Link:
         self.close()
 
     def _frames(self) -> Iterator[list[zmq.Frame]]:
-        """The messages that are there now, each as its frames; bounded in number and sum: no flood holds the loop."""
+        """Yield the messages that are there now, each as its frames.
+
+        They are bounded in number and sum, so that no flood holds the loop.
+        """
         left = _MAX_BYTES_PER_CALL
         for _ in range(_MAX_FRAMES_PER_CALL):
             if left <= 0 or not self._socket.poll(0):
@@ -162,7 +168,7 @@ class _Link:
             yield frames
 
     def _read(self) -> tuple[list[zmq.Frame], int]:
-        """One message and its size. Of one with more parts than any of taskd the rest is dropped as it comes."""
+        """Read one message and its size. If it has more parts than any of taskd's, the rest is dropped as it comes."""
         frames = [self._socket.recv(zmq.NOBLOCK, copy=False)]
         size_bytes = len(frames[0])
         while frames[-1].more:
@@ -188,10 +194,10 @@ class _Link:
             return None
 
     def _met_another_version(self, error: codec.BadFrameError) -> None:
-        """A peer with our secret is a taskd of another wire version."""
+        """Handle a peer with our secret that is a taskd of another wire version."""
 
     def refuse(self, kind: str, what: str, reason: str) -> bool:
-        """Count a refusal; whether it was logged, as the first one of this kind and peer."""
+        """Count a refusal. Returns whether it was logged, as the first one of this kind and peer."""
         self.refused[kind] += 1
         if (kind, what) in self._logged or len(self._logged) >= _MAX_LOGGED:
             return False
@@ -201,7 +207,7 @@ class _Link:
 
 
 class ManagerSocket(_Link):
-    """The manager's end: listens, and serves any number of agents."""
+    """Manager's end: listens, and serves any number of agents."""
 
     def __init__(self, listen: Address, security: Security) -> None:
         """Listen. Port 0 takes a free one; see `address`.
@@ -215,7 +221,7 @@ class ManagerSocket(_Link):
         self._connections = Connections(self._monitor, self._half_open, time.monotonic)
         self._gate: Gate | None = None
         self._speaker = Peer(b"")
-        """Whose message is being read."""
+        """Sender of the message that is being read."""
         try:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.setsockopt(zmq.BACKLOG, _BACKLOG)
@@ -231,21 +237,21 @@ class ManagerSocket(_Link):
 
     @property
     def sockets(self) -> tuple["zmq.Socket[bytes]", ...]:
-        """All sockets whose becoming readable means that `receive()` has work."""
+        """Sockets that become readable when `receive()` has work."""
         return super().sockets if self._gate is None else (*super().sockets, self._gate.socket)
 
     def close(self, flush_s: float = 0.0) -> None:
-        """Close for good, as every link."""
+        """Close for good, as every link does."""
         super().close(flush_s)
         self._half_open.close()
 
     def receive(self) -> list[tuple[Peer, FromAgent]]:
-        """All messages that are there now. Never waits, never raises for what a peer did."""
+        """Return all messages that are there now. Never waits, and never raises because of a peer."""
         if self._gate is not None:
             self._gate.answer()
         starved = self._connections.starved
         for _ in range(self._connections.refused()):
-            if starved:  # perhaps it has given up before it could be let in
+            if starved:  # perhaps the peer has given up before it could be let in
                 self.refused[STRANGER] += 1
                 continue
             self.refuse(
@@ -263,23 +269,23 @@ class ManagerSocket(_Link):
         return messages
 
     def _met_another_version(self, error: codec.BadFrameError) -> None:
-        """Answer by our own version, which its codec names in its log."""
+        """Answer with our own version, which the peer's codec names in its log."""
         self._send(self._speaker, codec.HEADER)
 
     def send(self, peer: Peer, message: FromManager) -> bool:
-        """Send to one agent; False if its connection is gone or it does not read (it will ask again)."""
+        """Send to one agent. Returns False if its connection is gone or it does not read (it will ask again)."""
         frame = self._frame(message)
         return frame is not None and self._send(peer, frame)
 
     def send_all(self, peers: Iterable[Peer], message: FromManager) -> None:
-        """Send to all of them, as `send` does: the message is encoded once."""
+        """Send to all of them, as `send` does. The message is encoded once."""
         frame = self._frame(message)
         if frame is not None:
             for peer in peers:
                 self._send(peer, frame)
 
     def _frame(self, message: FromManager) -> bytes | None:
-        """None for one that cannot be sent: what peers have said may add up to more than a message holds."""
+        """Encode a message; None if it is too long: the peers' reports together may exceed a message."""
         try:
             return codec.encode(message)
         except codec.BadFrameError as error:
@@ -304,7 +310,7 @@ class ManagerSocket(_Link):
 
 
 class AgentSocket(_Link):
-    """An agent's end: connects to the manager, and again whenever the connection is lost."""
+    """Agent's end: connects to the manager, and again whenever the connection is lost."""
 
     def __init__(
         self,
@@ -313,16 +319,16 @@ class AgentSocket(_Link):
         clock: Callable[[], float] = time.monotonic,
         context: Context | None = None,
     ) -> None:
-        """Begin to connect; nothing is waited for. Raises `SecretError` if the address needs a secret.
+        """Begin to connect, without waiting. Raises `SecretError` if the address needs a secret.
 
-        `context` is that of the manager's own socket, where this process runs it: then nothing is sent to the address.
+        `context` is that of the manager's own socket, if this process runs it: then nothing is sent to the address.
         """
         security.check(manager, "connect to")
         super().__init__(zmq.DEALER, security, context)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._manager, self._version_trouble = manager, ""
         self.peers_key: Final = peers_key(security.secret, security.job_id) if security.secret is not None else ""
-        """What the ranks of this node are given to know those of others by; "" without a secret."""
+        """Key by which the ranks of this node recognize those of others; "" without a secret."""
         self._dial: Dial | WithinProcess = WithinProcess()
         if context is not None:
             self._socket.connect(_INSIDE_ENDPOINT)
@@ -338,16 +344,16 @@ class AgentSocket(_Link):
 
     @property
     def connected(self) -> bool:
-        """Whether the manager has accepted us and the connection stands (as of the last `receive()`)."""
+        """True if the manager has accepted us and the connection stands (as of the last `receive()`)."""
         return self._dial.connected
 
     @property
     def trouble(self) -> str | None:
-        """Why somebody at the manager's address does not serve us; None if nobody is there, or all is well."""
+        """Reason why a peer at the manager's address does not serve us; None if there is none, or all is well."""
         return self._version_trouble or self._dial.trouble
 
     def receive(self) -> list[FromManager]:
-        """All messages that are there now. Never waits, never raises for what a peer did."""
+        """Return all messages that are there now. Never waits, and never raises because of a peer."""
         self._dial.advance()
         found = (self._decoded(frames, codec.decode_from_manager) for frames in self._frames())
         messages = [message for message in found if message is not None]
@@ -359,7 +365,7 @@ class AgentSocket(_Link):
         self._version_trouble = f"the manager at {self._manager} is a taskd of another version ({error})"
 
     def send(self, message: FromAgent) -> bool:
-        """Send to the manager; False if there is no connection or it does not read (send again at the next change)."""
+        """Send to the manager. Returns False without a connection, or if it does not read (send at the next change)."""
         frame = codec.encode(message)
         try:
             self._socket.send(frame, zmq.NOBLOCK)

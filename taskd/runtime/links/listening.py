@@ -1,4 +1,4 @@
-"""Binding the manager's port, and saying in the user's words why it did not work."""
+"""Binding of the manager's port, with the reason in the user's words if it fails."""
 
 import errno
 import ipaddress
@@ -18,7 +18,7 @@ _REMEDIES: Final = {
 
 
 def bind(zmq_socket: "zmq.Socket[bytes]", listen: Address) -> Address:
-    """Bind and return the address in use, with the true port if 0 was asked for.
+    """Bind and return the address in use, with the true port if 0 was requested.
 
     Raises `LinkError`: a name that does not resolve, a port in use (by whom), an address of another machine.
     """
@@ -34,7 +34,7 @@ def bind(zmq_socket: "zmq.Socket[bytes]", listen: Address) -> Address:
 
 
 def _numeric(listen: Address) -> str:
-    """The host as an address: ZeroMQ resolves no names when it binds."""
+    """Return the host as an address: ZeroMQ resolves no names when it binds."""
     if listen.host == ALL_INTERFACES:
         return listen.host
     try:

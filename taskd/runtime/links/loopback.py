@@ -1,8 +1,8 @@
-"""The secret of a job whose manager and agents are on one machine, where nobody has given one.
+"""The secret of a job whose manager and agents are on one machine, if the user has given none.
 
-Loopback belongs to every user of a machine: without a secret a neighbour who listens first is the manager, and ends the
-job. So both sides take a secret from a file that this user alone can read (as Jupyter takes its token). Whoever comes
-first makes it; it stays, for all jobs of this user that share the run directory.
+Loopback belongs to every user of a machine. Without a secret, a neighbour who listens first is the manager, and ends
+the job. So both sides take a secret from a file that only this user can read (as Jupyter takes its token). The first
+process makes it. It stays, for all jobs of this user that share the run directory.
 """
 
 import os
@@ -27,7 +27,10 @@ _WHOLE: Final = re.compile(rb"[0-9a-f]{%d}" % _DIGITS)
 
 
 def secured(security: Security, address: Address, run_dir: Path) -> Security:
-    """What to use at this address. Raises `SecretError` if the machine's own secret cannot be read or made."""
+    """Return the security to use at this address.
+
+    Raises `SecretError` if the machine's own secret cannot be read or made.
+    """
     if security.secret is not None or security.insecure or not address.is_loopback:
         return security
     folder = run_dir / f"{_FOLDER}-{os.getuid()}"
@@ -47,7 +50,7 @@ def _read_or_make(folder: OwnFolder) -> bytes:
     with suppress(FileNotFoundError):
         return _read(folder)
     folder.offer(_FILE, secrets.token_hex(_BYTES).encode())
-    return _read(folder)  # perhaps another's, who was faster
+    return _read(folder)  # perhaps that of a faster process
 
 
 def _read(folder: OwnFolder) -> bytes:

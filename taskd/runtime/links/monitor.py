@@ -1,14 +1,14 @@
-"""What ZeroMQ tells about the connections of a socket, and what follows from it.
+"""ZeroMQ's events on the connections of a socket, and the reactions to them.
 
 Rules:
 
-1. A refused TCP connection (nobody there) is left to ZeroMQ, which dials again after 0.1 to 1 s, and is no trouble.
-2. A connection that ends is dialled again by us: at once if it was established, after `REDIAL_S` if it ended during
-   its handshake. Left alone, ZeroMQ would, depending on what it met, never come back or ten times a second.
-3. Two such ends in a row are trouble, logged once until a handshake succeeds; one may be a manager that is stopping.
+1. A refused TCP connection (nobody there) is left to ZeroMQ, which dials again after 0.1 to 1 s. It is no trouble.
+2. A connection that ends is dialled again by us: at once if it was established, after `REDIAL_S` if it ended during its
+   handshake. Left alone, ZeroMQ would come back never or ten times a second, depending on the cause.
+3. Two such ends in a row are trouble, logged once until a handshake succeeds. One may be a manager that is stopping.
 4. A host given by name is tried by IPv4 first, then by IPv6, in turn. The name is resolved anew at each try.
-5. ZeroMQ's own thread waits while the queue of events is full, and all connections with it, and whoever ends the watch
-   then waits for that thread for ever. So the queue has no end, holds only what is used here, and is read in portions.
+5. While the queue of events is full, ZeroMQ's own thread waits, and all connections with it. Code that ends the watch
+   then waits for that thread forever. So the queue has no limit, holds only used events, and is read in portions.
 """
 
 import errno
@@ -50,7 +50,7 @@ _EVENTS_PER_CALL: Final = 512
 
 
 def watch(context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """What tells about the connections of this socket."""
+    """Return a socket that receives the events of this socket's connections."""
     endpoint = f"{_ENDPOINT}{socket.underlying}"
     socket.monitor(endpoint, _WATCHED)
     monitor = context.socket(zmq.PAIR)
@@ -60,7 +60,7 @@ def watch(context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]"
 
 
 def events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
-    """The events that are there now, each with its value; bounded, so that a flood cannot hold the loop."""
+    """Yield the events that are there now, each with its value; bounded, so that a flood cannot hold the loop."""
     for _ in range(_EVENTS_PER_CALL):
         try:
             told, _endpoint = monitor.recv_multipart(zmq.NOBLOCK)
@@ -70,7 +70,7 @@ def events(monitor: "zmq.Socket[bytes]") -> Iterator[tuple[int, int]]:
 
 
 class Connections:
-    """Counts the connections to a listening socket that ended before their handshake was done; bounds the half-open."""
+    """Counter of connections to a listening socket that ended before their handshake. Bounds the half-open ones."""
 
     def __init__(
         self,
@@ -79,23 +79,23 @@ class Connections:
         clock: Callable[[], float],
         flood: Flood | None = None,
     ) -> None:
-        """`flood`: tells of many silent connections; by default one of its own."""
+        """Count from zero. `flood`: reports many silent connections; by default one of its own."""
         self._monitor, self._half_open, self._clock = monitor, half_open, clock
         self._flood, self._starvation = flood or Flood(half_open.most), Starvation()
         self._open = 0  # accepted, handshake not done
         self._counted = False  # the failure whose DISCONNECTED comes next is counted already
 
     def close(self) -> None:
-        """Bound nothing any more."""
+        """Stop bounding half-open connections."""
         self._half_open.close()
 
     @property
     def starved(self) -> bool:
-        """Whether agents could not be let in lately for want of descriptors."""
+        """True if agents could not be let in lately for want of descriptors."""
         return self._starvation.is_recent(self._clock())
 
     def refused(self) -> int:
-        """How many have ended so since the last call."""
+        """Return how many connections have ended before their handshake since the last call."""
         before = silent = 0
         for event, value in events(self._monitor):
             if event == zmq.Event.ACCEPTED:
@@ -115,7 +115,7 @@ class Connections:
 
 
 class Dial:
-    """Keeps one socket connected to one address, and knows how that stands."""
+    """Connection of one socket to one address: dials it, and keeps its state."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Dial:
         self._connect()
 
     def advance(self) -> None:
-        """Take in what has happened, and dial again if it is time."""
+        """Process the events, and dial again if it is time."""
         for event, value in events(self._monitor):
             self._take(event, value)
         if self._redial_at_s is not None and self._clock() >= self._redial_at_s:
@@ -162,7 +162,7 @@ class Dial:
             self._failed(event, value)
 
     def _failed(self, event: int, value: int) -> None:
-        """A handshake failed. The DISCONNECTED that follows a named failure comes here too and finds us hung up."""
+        """Handle a failed handshake. The DISCONNECTED after a named failure arrives here too, and finds us hung up."""
         if self._redial_at_s is not None:
             return
         self._failures += 1
@@ -208,13 +208,13 @@ class Dial:
 
 
 class WithinProcess:
-    """Stands for `Dial` where the manager's socket is in this process: they are connected as long as both are open."""
+    """Replacement for `Dial` if the manager's socket is in this process: connected as long as both are open."""
 
     connected: Final = True
     trouble: Final = None
 
     def advance(self) -> None:
-        """Nothing happens to such a connection."""
+        """Do nothing: such a connection has no events."""
 
 
 def _is_numeric(host: str) -> bool:

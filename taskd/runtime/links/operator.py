@@ -1,4 +1,4 @@
-"""What an operator asks of a running job, over the same link as the agents'."""
+"""An operator's requests to a running job, over the same link as the agents'."""
 
 import time
 import uuid
@@ -14,15 +14,14 @@ _AGAIN_S = 0.2
 
 
 def drain(address: Address, security: Security, node: str, timeout_s: float, job_id: str = "default") -> str:
-    """Have the ranks of a node moved to one that waits for a place. Returns what the manager says.
+    """Have the ranks of a node moved to one that waits for a place. Returns the manager's answer.
 
     `node` is the number of a place or the name of a node.
 
     Raises:
         SecretError: the address needs a secret.
         LinkError: no manager answers there in time.
-        RecoveryError: the manager refuses; the text says why.
-
+        RecoveryError: the manager refuses; the text gives the reason.
     """
     until_s = time.monotonic() + timeout_s
     asked = False
@@ -40,13 +39,12 @@ def drain(address: Address, security: Security, node: str, timeout_s: float, job
 
 
 def inspect(address: Address, security: Security, timeout_s: float, job_id: str = "default") -> str:
-    """Have all nodes of a job checked. Returns what was found, as a JSON text.
+    """Have all nodes of a job checked. Returns the findings, as a JSON text.
 
     Raises:
         SecretError: the address needs a secret.
         LinkError: no manager answers there in time, or the check has not ended.
-        RecoveryError: the manager refuses; the text says why.
-
+        RecoveryError: the manager refuses; the text gives the reason.
     """
     until_s, key, begun = time.monotonic() + timeout_s, uuid.uuid4().hex, False
     with AgentSocket(address, security) as link:

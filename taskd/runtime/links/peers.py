@@ -1,15 +1,15 @@
-"""Two ranks of different nodes, one of which sends the other its state: ZeroMQ sockets with CURVE at both ends.
+"""Link over which a rank sends its state to a rank of another node: ZeroMQ sockets with CURVE at both ends.
 
 Rules:
 
 1. Both ends derive both key pairs from the job's secret (`identity.py`). A pair is of one world, one direction and two
-   ranks. So of honest ranks only that one in that world gets through. Whoever does not have the key of the job's ranks
-   reads and sends no byte; a liar that has it can pose as any rank.
-2. A link sends to one rank and receives from one. Frames are numbered: one that is missing ends the link.
-3. A link belongs to one thread. A thread of its own serves its port: it answers who may connect, and bounds the
-   connections that are half open. Strangers hold nothing up, and cost a process two lines of log, whatever they do.
-4. Nothing here waits without a limit. A buddy's address is numeric, so ZeroMQ's thread, for whose end `close` waits,
-   asks no resolver.
+   ranks. So of all honest ranks, only that one in that world gets through. Without the key of the job's ranks, nobody
+   reads or sends a byte. A liar that has it can pose as any rank.
+2. A link sends to one rank and receives from one. Frames are numbered: a missing one ends the link.
+3. A link belongs to one thread. A thread of its own serves its port: it decides on each key, and bounds the half-open
+   connections. Strangers delay nothing, and cost a process two lines of log, whatever they do.
+4. Nothing here waits without a limit. A buddy's address is numeric, so ZeroMQ's thread, whose end `close` awaits,
+   queries no resolver.
 """
 
 import contextlib
@@ -38,18 +38,18 @@ _QUEUED: Final = 8
 _HANDSHAKE_MS: Final = 5_000
 _RETRY_MS, _MOST_RETRY_MS = 100, 1_000
 _HALF_OPEN: Final = 64
-"""One rank is expected, and descriptors are the script's."""
+"""Limit of half-open connections: one rank is expected, and descriptors are the script's."""
 _BACKLOG: Final = 1024
 _DESCRIPTORS: Final = 32
-"""More than one link needs."""
+"""Number of descriptors, more than one link needs."""
 _NUMBER_BYTES: Final = 8
 _CLOCK_OF_THREAD: Final = 6
-"""With its thread's number: the processor time of a thread (the kernel's CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED)."""
+"""Clock of a thread's processor time, with the thread's number (the kernel's CPUCLOCK_PERTHREAD and CPUCLOCK_SCHED)."""
 _REFUSED: Final = (zmq.Event.HANDSHAKE_FAILED_AUTH, zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
 
 
 class Ends(NamedTuple):
-    """A rank, and the ranks at the other ends of its link: `buddy` receives, `ward` sends. `world` names theirs."""
+    """A rank, and the ranks at the other ends of its link: `buddy` receives, `ward` sends. `world` is their world."""
 
     world: str
     own: int
@@ -61,8 +61,8 @@ class PeerLink:
     """One rank's connection to its buddy, and that from its ward.
 
     Args:
-        key: of the job's ranks.
-        ends: who they are.
+        key: key of the job's ranks.
+        ends: the ranks at both ends.
         host: the own address, at which the ward connects.
 
     Raises:
@@ -74,7 +74,7 @@ class PeerLink:
         self._sent = self._received = self._task = 0
         self._up = False
         self.trouble = ""
-        """Why nothing more can be sent; "" if it can."""
+        """Reason why nothing more can be sent; "" if it can."""
         self._port: _Port | None = None
         self._sockets: list[zmq.Socket[bytes]] = []
         _check_descriptors()
@@ -102,7 +102,7 @@ class PeerLink:
             raise LinkError(f"cannot connect to {address}: {error.strerror}") from error
 
     def send(self, data: bytes | memoryview) -> bool:
-        """Send a frame of at most `FRAME_BYTES`; False if the buddy has not let this rank in yet, or is behind."""
+        """Send a frame of at most `FRAME_BYTES`. Returns False if the buddy has not let this rank in, or is behind."""
         try:
             self._out.send_multipart([self._sent.to_bytes(_NUMBER_BYTES, "little"), data], zmq.NOBLOCK)
         except zmq.Again:
@@ -111,7 +111,10 @@ class PeerLink:
         return True
 
     def receive(self) -> memoryview | None:
-        """The ward's next frame; None if it is not there yet. Raises `LinkError` if one before it has been lost."""
+        """Return the ward's next frame; None if it is not there yet.
+
+        Raises `LinkError` if one before it has been lost.
+        """
         try:
             frames = self._into.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -122,7 +125,7 @@ class PeerLink:
         return frames[1].buffer
 
     def wait(self, *, reads: bool, writes: bool, limit_s: float) -> None:
-        """Wait until there is something to receive, or room to send, at most so long; then look for trouble."""
+        """Wait for a frame to receive or for room to send, at most `limit_s` seconds; then check for trouble."""
         poller = zmq.Poller()
         poller.register(self._into, zmq.POLLIN * reads)
         poller.register(self._out, zmq.POLLOUT * writes)
@@ -137,14 +140,14 @@ class PeerLink:
                 self.trouble = "the rank that keeps copies is gone"
 
     def busy_s(self) -> float:
-        """Processor time of the thread that encrypts and decrypts; 0 as long as that is not known."""
+        """Return the processor time of the thread that encrypts and decrypts, in seconds; 0 until it is known."""
         with contextlib.suppress(OSError):
             self._task = self._task or next(_own_tasks(), 0)
             return time.clock_gettime(~self._task << 3 | _CLOCK_OF_THREAD) if self._task else 0.0
         return 0.0
 
     def close(self) -> None:
-        """End both connections. What has not left yet is dropped. A second time nothing happens."""
+        """End both connections. Unsent frames are dropped. A second call does nothing."""
         port, self._port = self._port, None
         if port is not None:
             port.close()
@@ -156,7 +159,7 @@ class PeerLink:
         self._context.term()
 
     def _socket(self, kind: int) -> "tuple[zmq.Socket[bytes], zmq.Socket[bytes]]":
-        """A socket, and what tells of its connections."""
+        """Return a new socket, and one that receives the events of its connections."""
         one: zmq.Socket[bytes] = self._context.socket(kind)
         self._sockets.append(one)
         for option, value in (
@@ -188,10 +191,10 @@ class PeerLink:
 
 
 class _Port:
-    """Serves the port of one link, on a thread of its own."""
+    """Server of one link's port, on a thread of its own."""
 
     _told: ClassVar[set[str]] = set()
-    """What this process has told of strangers, over all its links."""
+    """Reports about strangers that this process has made, over all its links."""
     _flood: ClassVar[Flood] = Flood(_HALF_OPEN, "rank of this job")
 
     def __init__(self, gate: Gate, monitor: "zmq.Socket[bytes]", port: int) -> None:
@@ -204,7 +207,7 @@ class _Port:
         self._thread = HiddenThread(self._run, "taskd-port")
 
     def close(self) -> None:
-        """Serve it no more. Its sockets are the caller's again."""
+        """Stop serving the port. Its sockets are the caller's again."""
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -235,12 +238,12 @@ class _Port:
 
 
 def _keys(key: str, role: str, world: str, sender: int, receiver: int) -> KeyPair:
-    """Those of one end of one connection."""
+    """Return the keys of one end of one connection."""
     return keys_of_end(key, f"{role}, {world}, from rank {sender} to rank {receiver}")
 
 
 def _check_descriptors() -> None:
-    """Raise `OSError` if there are too few left: ZeroMQ would end the process for want of one."""
+    """Raise `OSError` if too few are left: ZeroMQ would end the process for want of one."""
     kept: list[int] = []
     try:
         kept.extend(os.eventfd(0, os.EFD_CLOEXEC) for _ in range(_DESCRIPTORS))

@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine: for the one error that every user meets."""
+"""The process that listens on a port of this machine: for the one error that every user meets."""
 
 import os
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _PROC: Final = Path("/proc")
 
 
 def listener_of(port: int) -> str:
-    """Who listens on a TCP port, as in "process 12 (python manager.py)", as far as /proc shows it to this user."""
+    """Return the listener of a TCP port, as in "process 12 (python manager.py)", as far as /proc shows it."""
     inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     for pid in (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()):
         if inodes & set(_descriptors(pid)):

@@ -1,1 +1,1 @@
-"""The manager's process: one for each job, or a thread of the agent where a job on one node has none."""
+"""The manager's process: one for each job, or a thread of the agent if a job on one node has none."""

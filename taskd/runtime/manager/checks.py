@@ -1,9 +1,10 @@
-"""The manager's node checks: gives `core.nodecheck.scheduler` the time, logs what it finds, writes the journal.
+"""Node checks of the manager: the clock of `core.nodecheck.scheduler`, and the log and journal of its findings.
 
 Rules:
 
 1. `core.nodecheck.scheduler` decides. Nothing here changes a diagnosis.
-2. One line for each round in the words that people search for (`elapsed`), one for each node or link that is not well.
+2. The log has one line for each round, in the words that people search for (`elapsed`). It has one line for each node
+   or link that is not healthy.
 """
 
 import json
@@ -26,21 +27,21 @@ from taskd.wire.messages import NodeStatus
 
 logger = logging.getLogger(__name__)
 MOST_INSPECTIONS = 16
-"""Operators who ask at the same time."""
+"""Most operators with a request at the same time."""
 
 
 class NodeChecks:
-    """All checks of one manager. `number` tells them from those of managers before."""
+    """All checks of one manager. `number` distinguishes them from those of former managers."""
 
     def __init__(self, policy: Policy, number: int, journal: Journal, cluster: Cluster) -> None:
         self._scheduler = CheckScheduler(policy, number)
         self._journal = journal
         self._cluster = cluster
         self._inspections: dict[str, str] = {}
-        """By the key of whoever has asked, what was found; nothing while it is not known."""
+        """Result by the key of the operator's request; "" while it is not known."""
 
     def inspect(self, request: Inspect, job: Recovery) -> Inspection:
-        """An operator wants all nodes checked: what is known by now."""
+        """Check all nodes for an operator, and return the result so far."""
         if request.job_id != job.policy.job_id:
             other = f"found job {request.job_id!r}, expected {job.policy.job_id!r}; set TASKD_JOB_ID"
             return Inspection(key=request.key, refusal=other)
@@ -56,27 +57,27 @@ class NodeChecks:
         return Inspection(key=request.key, document=self._inspections[request.key])
 
     def _has_room(self) -> bool:
-        """For one more that asks. What was found for the first is forgotten then: it was told many times."""
+        """Return whether there is room for one more request. The oldest result gives way: it was sent many times."""
         told = [key for key, found in self._inspections.items() if found]
         if len(self._inspections) >= MOST_INSPECTIONS and told:
             del self._inspections[told[0]]
         return len(self._inspections) < MOST_INSPECTIONS
 
     def hear(self, status: NodeStatus) -> None:
-        """An agent has reported."""
+        """Pass an agent's report to the scheduler."""
         self._scheduler.hear(status)
 
     def order_for(self, status: NodeStatus) -> Order | None:
-        """What this node is to be told now, apart from the directive."""
+        """Return the order to send to this node now, beside the directive; None if there is none."""
         order = self._scheduler.order_for(status)
         return msgspec.structs.replace(order, clock_s=time.time()) if isinstance(order, CheckOrder) else order
 
     def turn(self, job: Recovery) -> bool:
-        """Let time pass; whether there may be new orders."""
+        """Advance the scheduler's time, and return whether there may be new orders."""
         if not self._scheduler.due or job.superseded or job.phase is Phase.STOPPED:
             return False
         if job.phase is Phase.FORMING and any(view.status.ledger.term for view in job.world.nodes.views()):
-            return False  # of an earlier manager's job: it is known first
+            return False  # an earlier manager's job: its state must be learned first
         before = self._scheduler.number
         actions = self._scheduler.tick(job.world.nodes, forming=job.phase is Phase.FORMING, now_s=time.monotonic())
         for action in actions:

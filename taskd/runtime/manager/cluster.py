@@ -1,7 +1,7 @@
-"""Who gives the job another node: the port, and the command of `TASKD_NODE_COMMAND` that serves it.
+"""Source of further nodes for the job: the port, and the command of `TASKD_NODE_COMMAND` that serves it.
 
-A node that was asked for comes as one more torchrun with the job's own lines, on whatever machine. Nothing is promised:
-the manager waits for it as long as its policy says, and goes on without it then.
+A requested node arrives as one more torchrun with the job's own lines, on any machine. There is no guarantee: the
+manager waits for it as long as its policy allows, and then goes on without it.
 """
 
 import logging
@@ -16,24 +16,24 @@ logger = logging.getLogger(__name__)
 
 
 class Cluster(Protocol):
-    """Hands out nodes."""
+    """Source of further nodes."""
 
     def request(self, node_rank: NodeRank, reason: str) -> None:
-        """A node is wanted for this place (-1: any). Returns at once; raises nothing that would end the job."""
+        """Request a node for this place (-1: any). Return at once; raise nothing that would end the job."""
         ...
 
 
 class NoCluster:
-    """Nobody can be asked: whoever runs the job starts a node by hand, or its controller does by itself."""
+    """Cluster without a command: a person starts a node by hand, or the job's controller does so by itself."""
 
     def request(self, node_rank: NodeRank, reason: str) -> None:
-        """Say so."""
+        """Log the request."""
         wanted = f"node {node_rank} is wanted" if node_rank >= 0 else "another node is wanted"
         logger.warning("%s (%s): start its torchrun again anywhere, or set TASKD_NODE_COMMAND", wanted, reason)
 
 
 class CommandCluster:
-    """Runs a command for each node that is wanted; `TASKD_NODE_RANK` and `TASKD_NODE_REASON` tell it which and why."""
+    """Cluster that runs a command for each node. `TASKD_NODE_RANK` and `TASKD_NODE_REASON` give it node and reason."""
 
     def __init__(self, command: str, job_id: str) -> None:
         self._words = shlex.split(command)
@@ -41,7 +41,7 @@ class CommandCluster:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def request(self, node_rank: NodeRank, reason: str) -> None:
-        """Start the command; its output goes where the manager's goes."""
+        """Start the command; it shares the manager's output."""
         self._reap()
         wanted = {"TASKD_NODE_RANK": str(node_rank), "TASKD_NODE_REASON": reason, "TASKD_JOB_ID": self._job_id}
         try:
@@ -71,5 +71,5 @@ class CommandCluster:
 
 
 def cluster_of(command: str | None, job_id: str) -> Cluster:
-    """The cluster that the settings name."""
+    """Return the cluster that the settings name."""
     return CommandCluster(command, job_id) if command else NoCluster()

@@ -1,11 +1,11 @@
-"""Whom a manager hears, and how many it keeps in mind, however many names a peer may invent for itself.
+"""Bounds on the agents that a manager accepts and remembers, however many names a peer may invent for itself.
 
 Rules:
 
-1. A job has as many agents as places, and some that wait for one (`most_waiting`): those that are known go on to be
-   heard, one more is not, until others have gone. It is not told to go away: it asks again with its next heartbeat.
-2. What those that wait may say of former worlds is bounded by its sum.
-3. An agent reports to the ranks of the place that it holds, or held in the last world.
+1. A job has as many agents as places, and some that wait for one (`most_waiting`). Known agents stay accepted. One more
+   agent is ignored until others have gone. It gets no `Refusal`: its next heartbeat tries again.
+2. The sum of the names from former worlds in the reports of waiting agents is bounded.
+3. An agent reports on the ranks of the place that it holds, or held in the last world.
 """
 
 import msgspec
@@ -19,32 +19,36 @@ from taskd.wire.messages import EvidenceReport, Ledger, NodeStatus
 SPARES = 256
 """Agents that may wait, beyond `_PER_PLACE` for each place."""
 _PER_PLACE = 4
-"""A node whose torchrun starts again and again has a new name each time, until its silence makes it forgotten."""
+"""Agents that may wait for each place. A torchrun that restarts repeatedly has a new name each time.
+
+A former name is kept until its silence removes it.
+"""
 
 
 def most_waiting(node_count: int) -> int:
-    """So many agents may wait for a place of a job with so many."""
+    """Return the number of agents that may wait for a place in a job of `node_count` places."""
     return _PER_PLACE * node_count + SPARES
 
 
 MOST_NAMES = 4 << 20
-"""What all that wait may together say of former worlds, once the job has formed. A manager's own agents say nothing of
-them (`core/membership/shorthand.py`); one that carries another's ledger has said it when it was answered."""
+"""Most names from former worlds in the reports of all waiting agents together, once the job has formed. A manager's own
+agents send none (`core/membership/shorthand.py`). An agent with another manager's ledger sends it until it is answered.
+"""
 _FEW_NAMES = 64
 
 
 class Peers(dict[str, Peer]):
-    """By agent, the connection that it was heard by last: of those that the core knows, and hardly any other."""
+    """Newest connection of each agent: of all agents that the core knows, and of few others."""
 
     def __init__(self, node_count: int) -> None:
         super().__init__()
         self.waiting: set[str] = set()
-        """Those that were seen to wait for a place."""
+        """Agents that were found waiting for a place."""
         self._most_waiting = most_waiting(node_count)
         self._most = 2 * (node_count + self._most_waiting)
 
     def crowded_out(self, status: NodeStatus, core: Recovery) -> str:
-        """Why an agent is not heard; empty if there is room."""
+        """Return why an agent's report is ignored; "" if there is room."""
         world, forming, names = core.world, core.phase is Phase.FORMING, _names(status.ledger)
         if not forming and names > _FEW_NAMES and world.nodes.place_of(status.agent_id) is None:
             others = (view.status for name, view in world.nodes.candidates.items() if name != status.agent_id)
@@ -58,7 +62,7 @@ class Peers(dict[str, Peer]):
         return f"found one more agent that wants a place, expected at most {self._most_waiting} to wait for one"
 
     def put(self, agent_id: str, peer: Peer, core: Recovery) -> None:
-        """An agent was heard. Those that the core has forgotten are forgotten here when they are many."""
+        """Record an agent's connection. Agents that the core has forgotten are dropped here when they are many."""
         world = core.world
         self[agent_id] = peer
         if len(self) > self._most:
@@ -77,7 +81,7 @@ def _known(agent_id: str, core: Recovery) -> bool:
 
 
 def unfit(status: NodeStatus, core: Recovery) -> str | None:
-    """Why a node cannot be of this job."""
+    """Return why a node cannot belong to this job; None if it can."""
     policy, forming = core.policy, core.phase is Phase.FORMING
     if status.job_id != policy.job_id:
         return f"found job {status.job_id!r}, expected {policy.job_id!r}; set the same job_id on all nodes"
@@ -103,9 +107,9 @@ def unfit(status: NodeStatus, core: Recovery) -> str | None:
 
 
 def own_evidence(message: EvidenceReport, core: Recovery) -> tuple[dict[JobRank, msgspec.Raw] | None, str]:
-    """What an evidence report says of its agent's own ranks, None if that has none; and what is wrong with the rest."""
+    """Return the evidence on the agent's own ranks, or None, and the error in the rest of its report, or ""."""
     if core.phase is Phase.FORMING:
-        return None, ""  # a manager that has just taken over: who holds which place is not known yet
+        return None, ""  # a manager that has just taken over does not know the holders of the places yet
     places = core.world.nodes.known_places(message.agent_id)
     if not places:
         return None, "it comes from an agent that holds no place, expected the ranks' own"

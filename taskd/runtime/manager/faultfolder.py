@@ -1,10 +1,10 @@
-"""The folder with the evidence of a job's faults, one file for each: as large as somebody reads, and no larger.
+"""Folder with the evidence of a job's faults, one file for each, no larger than a reader accepts.
 
 Rules:
 
-1. A file holds the evidence of whoever the diagnosis names, and of the others as much as fits. It says how many do not:
-   a reader takes no more (`faultfile.py`), and 100,000 ranks that have all reported take 200 MB.
-2. The newest `MOST_FILES` stay, and of these `MOST_BYTES`: the diagnoses of all stand in the journal.
+1. A file holds the evidence of the ranks that the diagnosis names, and of as many others as fit. It gives the number of
+   omitted ranks. A reader accepts no more (`faultfile.py`), and reports of 100,000 ranks take 200 MB.
+2. The newest `MOST_FILES` stay, up to `MOST_BYTES` in all. The journal holds the diagnoses of all faults.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ from taskd.runtime.folders.ownfolder import OwnFolder
 from taskd.wire.kinds import JobRank
 
 MOST_FILES: Final = 10_000
-"""A reader tells of no more faults (`timeline.py`)."""
+"""Most faults that a reader reports (`timeline.py`)."""
 MOST_BYTES: Final = 4 << 30
 MOST_EVIDENCE_BYTES: Final = 48 << 20
-"""In one file, of which a reader takes 64 MiB; the diagnosis is in it too."""
+"""Most evidence in one file. A reader accepts 64 MiB, and the file holds the diagnosis too."""
 _MOST_DIGITS: Final = 9
 _SUFFIX: Final = ".json"
 
 
 class FaultFolder:
-    """Below the folder of a job, made when there is something to keep. `newest` is the highest number of a file."""
+    """Folder below that of a job, made when there is something to keep. `newest` is the highest number of a file."""
 
     def __init__(self, job: OwnFolder, *, most_files: int = MOST_FILES, most_bytes: int = MOST_BYTES) -> None:
-        """Raises `OSError` if there is one that cannot be read."""
+        """Read the folder if it exists. Raises `OSError` if it cannot be read."""
         self._job = job
         self._path: Path = job.path / "faults"
         self._most_files, self._most_bytes = most_files, most_bytes
@@ -48,7 +48,7 @@ class FaultFolder:
     def write(
         self, number: int, head: Mapping[str, object], diagnosis: Diagnosis, evidence: Mapping[JobRank, Evidence]
     ) -> int:
-        """Keep what is known of a fault, in place of what was. Returns how many older files it has cost.
+        """Write a fault's evidence, in place of its former file, and return the number of older files removed for it.
 
         Raises `OSError`.
         """

@@ -1,10 +1,11 @@
-"""The job's record of what happened: one JSON object a line, for people's tools, and one line of text for people.
+"""Record of a job's events: one JSON object a line, for people's tools, and one line of text for people.
 
 Rules:
 
 1. `RUN_DIR/JOB_ID/journal.jsonl` is only appended to, a whole line at a time, and by one living job (`jobfolder.py`).
-   When it is full it becomes `journal.old.jsonl`, in place of the one before: a reader goes on there, and two are more
-   than one reads. An honest job of 100,000 ranks writes 1.6 MB for each recovery, and comes there after a thousand.
+   When it is full, it becomes `journal.old.jsonl` and replaces the former one. A reader continues there; the two files
+   hold more than it reads. An honest job of 100,000 ranks writes 1.6 MB for each recovery, and fills one after a
+   thousand.
 2. A journal that cannot be written costs the record, not the job: one error, and it stays silent.
 """
 
@@ -29,12 +30,12 @@ _BYTES_PER_RANK = 16 << 10
 
 
 def most_bytes(ranks: int) -> int:
-    """So large the journal of a job of so many ranks becomes, and its older part too."""
+    """Return the size limit, in bytes, of the journal of a job of `ranks` ranks. Its older part has the same limit."""
     return _LEAST_BYTES + _BYTES_PER_RANK * ranks
 
 
 class Journal:
-    """Writes one job's journal. `most` is how many bytes one file of it may have."""
+    """Writer of one job's journal. `most` is the most bytes that one of its files may have."""
 
     def __init__(self, run_dir: Path, job_id: str, *, most: int = most_bytes(1)) -> None:
         self._job_id = job_id
@@ -42,7 +43,7 @@ class Journal:
         self.folder = job_dir(run_dir, job_id)
         self.path = self.folder / JOURNAL
         self.mark = ""
-        """By which agents know the folder; empty if there is none."""
+        """Mark by which agents recognize the folder; empty if there is none."""
         self._claim: JobFolder | None = None
         self._file: FileIO | None = None
         self._bytes = 0
@@ -80,7 +81,7 @@ class Journal:
         return file
 
     def diagnosis(self, told: Diagnosed) -> None:
-        """Append a diagnosis, and put it with the evidence into a file; a later diagnosis on that fault replaces it."""
+        """Append a diagnosis, and write it with the evidence to a file. A later diagnosis on that fault replaces it."""
         number = self._former_faults + told.fault
         fields = {"fault": number, **_diagnosis_fields(told), "evidence": f"faults/{number:04d}.json"}
         self.write("diagnosis", **fields)
@@ -111,7 +112,7 @@ class Journal:
         )
 
     def fault(self, number: int) -> int:
-        """The number of a fault over all managers of this job that have written here."""
+        """Return the number of a fault, counted over all managers of this job that have written here."""
         return self._former_faults + number if number else 0
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ def _diagnosis_fields(told: Diagnosed) -> dict[str, object]:
 
 
 def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
-    """A fault's record as plain JSON values."""
+    """Return a fault's record as plain JSON values."""
     return {
         "fault": fault,
         "generation": record.generation,
@@ -179,12 +180,12 @@ def as_fields(record: FaultRecord, fault: int) -> dict[str, object]:
 
 
 def at_step(step: int) -> str:
-    """When a fault struck."""
+    """Return the text on the step at which a fault struck."""
     return f"step {step}" if step >= 0 else "before any step was known"
 
 
 def as_text(record: FaultRecord, fault: int) -> str:
-    """A fault and its recovery in one paragraph, with what is known of the progress and no more."""
+    """Return a text of one paragraph on a fault and its recovery, with only the known part of the progress."""
     diagnosis, phases = record.diagnosis, record.phases_ms()
     what = diagnosis.sentence if diagnosis is not None else f"{tell(record.causes) or record.decision.reason}."
     tried = "".join(f"{setback}. " for setback in record.setbacks)

@@ -1,11 +1,12 @@
-"""Asks the kernel of a silent node whether its agent still listens: one TCP connection to the port of its store.
+"""Probe of a silent node's kernel: one TCP connection to the port of its store shows whether its agent still listens.
 
-The kernel answers for a process that has no time, so a machine under load is not taken for dead; and nobody answers for
-one that is gone. A refusal is certain at once; a node that is cut off or switched off costs `TIMEOUT_S`.
+The kernel answers for a process that gets no processor time, so a machine under load does not count as dead. For a
+process that is gone nothing answers. A refusal is certain at once; a node that is cut off or switched off costs
+`TIMEOUT_S`.
 
-A name is resolved on a thread, of which there are `MOST_NAMES` at most: agents report names, and whoever answers for
-one may be slow, or mean to be. While it is not resolved there is no answer, and the node's silence alone decides. A
-name that does not exist is nobody's.
+A name is resolved on a thread, with `MOST_NAMES` threads at most: agents report names, and a name server may be slow,
+even on purpose. Until the name is resolved there is no answer, and the node's silence alone decides. A name that does
+not exist counts as a node on which nothing listens.
 """
 
 import errno
@@ -32,7 +33,7 @@ class _Question:
 
 
 class _Name:
-    """A name that is being resolved; when its thread has ended, `where` is the address, None if nobody has told it."""
+    """Name that is being resolved. When its thread has ended, `where` is the address, or None if no server gave it."""
 
     def __init__(self, host: str, port: int) -> None:
         self.where: _Address | None = None
@@ -42,14 +43,14 @@ class _Name:
     def _ask(self, host: str, port: int) -> None:
         try:
             self.where = _resolve(host, port)
-        except UnicodeError:  # a name that can be none
+        except UnicodeError:  # an impossible name
             self.where = _NOWHERE
         except OSError as error:
             self.where = _NOWHERE if error.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
 
 
 class Kernels:
-    """Questions under way. One thread uses it; nothing blocks."""
+    """Probes under way. One thread uses it; nothing blocks."""
 
     def __init__(self) -> None:
         self._open: list[_Question] = []
@@ -57,11 +58,11 @@ class Kernels:
 
     @property
     def pending(self) -> bool:
-        """Whether an answer is awaited: call `answers` soon."""
+        """True while an answer is awaited: call `answers` soon."""
         return bool(self._open or self._names)
 
     def ask(self, agent_id: str, host: str, port: int) -> None:
-        """Begin to connect, or to find out where to. An agent that is asked about already is not asked about again."""
+        """Begin to connect, or to resolve the name, unless the name of this agent is being resolved already."""
         try:
             self._connect(agent_id, _resolve(host, port, socket.AI_NUMERICHOST))
         except (OSError, UnicodeError):
@@ -74,12 +75,12 @@ class Kernels:
         try:
             connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         except OSError:
-            connection, address = socket.socket(), _NOWHERE[1]  # an answer in any case: nobody can be reached there
+            connection, address = socket.socket(), _NOWHERE[1]  # an answer in any case: nothing listens there
         connection.connect_ex(address)
         self._open.append(_Question(agent_id, connection, time.monotonic() + TIMEOUT_S))
 
     def answers(self) -> list[tuple[str, bool]]:
-        """Agents about which something is known now, and whether anybody listens."""
+        """Return the agents with an answer by now, each with whether it listens."""
         for agent_id in [agent_id for agent_id, name in self._names.items() if not name.thread.is_alive()]:
             where = self._names.pop(agent_id).where
             if where is not None:
@@ -96,7 +97,7 @@ class Kernels:
         return found
 
     def close(self) -> None:
-        """Forget all questions. A thread that waits for a name server is left behind."""
+        """Drop all probes. A thread that waits for a name server is left behind."""
         for question in self._open:
             question.socket.close()
         self._open = []
@@ -114,7 +115,7 @@ def _listening(connection: socket.socket) -> bool | None:
         return None
     error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
-        return error == errno.EMFILE  # our own want of descriptors says nothing about the node
+        return error == errno.EMFILE  # our own lack of descriptors is no evidence against the node
     with suppress(OSError):
         connection.getpeername()
         return True

@@ -1,11 +1,11 @@
-"""The manager of one job: receives the agents' reports, asks the core, publishes its directives.
+"""The manager of one job: it receives the agents' reports, queries the core, and publishes its directives.
 
 Rules:
 
 1. `taskd.core.recovery` decides. This loop gives it the time and the reports, and performs its actions.
-2. Every report is answered with the newest directive, so that a lost message costs one heartbeat.
-3. It is never on the path of a training step: training goes on while it is away.
-4. When the job has ended it serves until the agents have left, `LINGER_S` at most.
+2. Every report is answered with the newest directive. So a lost message costs one heartbeat.
+3. It is never on the path of a training step: training continues while the manager is away.
+4. When the job has ended, it serves until the agents have left, `LINGER_S` at most.
 """
 
 import logging
@@ -55,15 +55,15 @@ LINGER_S = 10.0
 DESERTED_S = 2.0
 TICK_MS, QUICK_TICK_MS = 100, 20
 CALM_TICK_MS = 1000
-"""Of an embedded manager, which loses no agent. A hang is still asked about at its time."""
+"""Tick of an embedded manager, which loses no agent. A hang is still probed at its time."""
 RESTART_S, MOST_RESTART_S = 0.1, 5.0
-"""Times the failures so far, and at most: how long a manager that has failed waits before it begins anew."""
-MOST_FAILURES = 3  # of an embedded manager: then its agent leaves the job to torchrun for good
+"""Wait of a failed manager before it begins anew: a time for each failure so far, and the longest wait."""
+MOST_FAILURES = 3  # an embedded manager's limit: then its agent leaves the job to torchrun for good
 _evidence = msgspec.msgpack.Decoder(Evidence)
 
 
 class Manager:
-    """Serves one job. `run` in the caller's thread, or `start` and `stop` in one of its own."""
+    """Server of one job: `run` in the caller's thread, or `start` and `stop` for a thread of its own."""
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class Manager:
         embedded: bool = False,
         stop: threading.Event | None = None,
     ) -> None:
-        """Listen. `cluster` is asked for nodes, in place of the configured command.
+        """Listen. `cluster` receives requests for nodes, in place of the configured command.
 
-        One that is `embedded` in an agent leaves it to the agent to say why the job has ended. `stop`, once it is set,
-        ends `run` as the method does.
+        A manager that is `embedded` in an agent leaves the report of the job's end to the agent. `stop`, once it is
+        set, ends `run` as the method does.
 
         Raises:
             SecretError: the address needs a secret.
@@ -101,7 +101,7 @@ class Manager:
         self.exit_code = 0
 
     def _begin(self, last: int) -> None:
-        """Know nothing of the job: its agents will tell. `last` is the last directive of whoever managed it before."""
+        """Begin without any state of the job: its agents report it. `last`: the former manager's last directive."""
         # Its directives must count as newer than those of every manager that this job had before.
         self._core = Recovery(self._config.policy, sequence=max(time.time_ns() // 1_000_000, last + 1))
         self._node_checks = NodeChecks(
@@ -113,21 +113,21 @@ class Manager:
 
     @property
     def address(self) -> Address:
-        """Where it listens."""
+        """Address at which it listens."""
         return self._socket.address
 
     @property
     def context(self) -> Context:
-        """ZeroMQ's context, for the agent in this process."""
+        """ZeroMQ context, for the agent in this process."""
         return self._socket.context
 
     @property
     def mark(self) -> str:
-        """By which the folder of the job's records is known."""
+        """Mark of the folder of the job's records."""
         return self._journal.mark
 
     def run(self) -> int:
-        """Serve until the job has ended or `stop` is called. Returns the job's exit code."""
+        """Serve until the job has ended or `stop` is called, and return the job's exit code."""
         self._journal.write("manager started", job_id=self._config.job_id, address=str(self.address))
         try:
             while not self._stop.is_set() and not self._over():
@@ -161,7 +161,7 @@ class Manager:
         self._thread.start()
 
     def stop(self) -> None:
-        """End `run`; waits for the thread that `start` made."""
+        """End `run`, and wait for the thread that `start` made."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -190,14 +190,14 @@ class Manager:
                 self._order_check(view.status)
 
     def _take(self, peer: Peer, message: FromAgent) -> None:
-        """One bad report costs that report."""
+        """Handle one message. An error costs only that message."""
         try:
             self._obey(peer, message)
         except Exception as error:  # noqa: BLE001  a bug, whatever it raises
             self._tell_bug(f"a {type(message).__name__} was ignored", error)
 
     def _tell_bug(self, what: str, error: Exception) -> None:
-        """With its trace, once for each kind: what has gone wrong may come again with every report."""
+        """Log a bug with its trace, once for each kind: the same error may come again with every report."""
         kind = f"{what}: {type(error).__name__}"
         if kind not in self._told:
             self._told.add(kind)
@@ -242,7 +242,7 @@ class Manager:
         self._perform(self._core.hear_evidence(message.agent_id, message.probe, evidence, time.monotonic()))
 
     def _learn(self, peer: Peer, names: tuple[str, ...]) -> None:
-        """What the ranks import, for the warm processes of nodes that have no rank to learn it from."""
+        """Record the ranks' imports, for the warm processes of nodes that have no rank to learn them from."""
         if all(self._peers.get(agent_id) != peer for agent_id in self._core.world.nodes.holders.values()):
             self._socket.refuse(
                 "modules", "names of modules", "a peer without a place in the job, expected a node of it"
@@ -301,13 +301,13 @@ class Manager:
         self._order_check(status)
 
     def _note(self, status: NodeStatus) -> None:
-        """Put down what is new, if the node speaks for the place that it holds."""
+        """Write the changes in a node's report to the journal, if the node holds the place that it names."""
         holds = status.node_rank >= 0 and self._core.world.nodes.place_of(status.agent_id) == status.node_rank
         if holds and not self._core.superseded and not is_short(status, self._core.term):
             self._node_journal.note(status)
 
     def _await_place(self, status: NodeStatus) -> None:
-        """Put down that a node waits for a place, once."""
+        """Write to the journal, once, that a node waits for a place."""
         if status.agent_id not in self._peers.waiting and not is_short(status, self._core.term):
             self._peers.waiting.add(status.agent_id)
             self._teach(status.agent_id)
@@ -316,7 +316,7 @@ class Manager:
     def _perform(self, actions: list[Action]) -> None:
         before, actions = self._directive, [] if self._deserted else actions
         self._perform_each(actions)
-        if self._directive is not None and self._directive is not before:  # of several only the newest counts
+        if self._directive is not None and self._directive is not before:  # only the newest of several counts
             self._socket.send_all(self._peers.values(), self._directive)
 
     def _perform_each(self, actions: list[Action]) -> None:
@@ -324,7 +324,7 @@ class Manager:
             self._perform_safely(action)
 
     def _perform_safely(self, action: Action) -> None:
-        """What cannot be done costs itself, not what is to be done after it."""
+        """Perform one action. An error costs only that action, and no later one."""
         try:
             self._perform_one(action)
         except Exception as error:  # noqa: BLE001  a bug, whatever it raises

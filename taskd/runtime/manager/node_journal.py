@@ -1,9 +1,9 @@
-"""The journal's entries on what nodes report: their processes, their standbys, and each generation's first step.
+"""Entries of the journal on the nodes' reports: their processes, their standbys, and each generation's first step.
 
 Rules:
 
 1. An entry is written if a node's report differs from its last one.
-2. A node's processes are written before what the manager does about its report: a recovery's record names them, too.
+2. A node's processes are written before the manager's actions on its report: a recovery's record names them, too.
 """
 
 from taskd.core.recovery.world import World
@@ -13,7 +13,7 @@ from taskd.wire.messages import NodeStatus, Stage
 
 
 class NodeJournal:
-    """What is known of each node, as far as the journal has it."""
+    """Newest entries of each node in the journal."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -32,7 +32,7 @@ class NodeJournal:
             self._journal.write("processes", node_rank=status.node_rank, pids=pids)
 
     def note_first_step(self, world: World) -> None:
-        """Write once that all ranks of this generation have committed a step."""
+        """Write, once for each generation, that all its ranks have committed a step."""
         if self._first_step < world.generation and world.ranks and world.all_at((Stage.COMMITTED,)):
             self._first_step = world.generation
             self._journal.write("first step", generation=world.generation)

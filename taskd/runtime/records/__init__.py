@@ -1,1 +1,1 @@
-"""What a job has written of itself, read again: offline, by the command line."""
+"""Reading of a job's own records: offline, by the command line."""

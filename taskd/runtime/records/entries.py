@@ -1,10 +1,10 @@
-"""What a journal's entries hold, as a reader takes them.
+"""Content of a journal's entries, as a reader accepts them.
 
 Rules:
 
-1. A number has the range of the message that it came by, so that no page has to ask whether it is one: an entry with
-   another is damaged. So is one with a sequence that no job could have.
-2. A text is as it stands there. Whoever shows it makes it safe.
+1. A number has the range of the message that carried it, so that no page has to check it. An entry with another value
+   is damaged. So is one with a sequence that no job could have.
+2. A text is as it stands in the journal. Code that shows it makes it safe.
 """
 
 from typing import Annotated, Final
@@ -20,13 +20,13 @@ _LARGEST_MS: Final = 1e15
 
 Milliseconds = Annotated[float, Meta(ge=-_LARGEST_MS, le=_LARGEST_MS)]
 Key = Annotated[str, Meta(max_length=_KEY_CHARS)]
-"""A rank as JSON has it, or the name of a phase."""
+"""Rank as a JSON key, or the name of a phase."""
 Ranks = Annotated[tuple[OfJob, ...], Meta(max_length=MOST_RANKS)]
 Pids = Annotated[dict[Key, Signed], Meta(max_length=MOST_RANKS)]
 
 
 class Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """What is held against one rank; `kind` by its name."""
+    """Fact held against one rank; `kind` by its name."""
 
     rank: OfJob
     kind: str
@@ -34,7 +34,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HangFact(msgspec.Struct, frozen=True, kw_only=True):
-    """Why silence was taken for a hang."""
+    """Reason why silence was taken for a hang."""
 
     silent_s: ClockSeconds | None = None
     limit_s: ClockSeconds | None = None
@@ -43,7 +43,7 @@ class HangFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiagnosisEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A diagnosis as the journal has it. `since_s` and `monotonic_s` are of the manager's monotonic clock."""
+    """A diagnosis in the journal. `since_s` and `monotonic_s` are of the manager's monotonic clock."""
 
     kind: str
     title: str = ""
@@ -62,13 +62,13 @@ class DiagnosisEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def took_s(self) -> float | None:
-        """From the fault, or from the last progress before a hang, to the diagnosis."""
+        """Time in seconds from the fault, or from the last progress before a hang, to the diagnosis."""
         known = self.since_s is not None and self.monotonic_s is not None
         return round(self.monotonic_s - self.since_s, 6) if known else None  # type: ignore[operator]
 
 
 class RecoveryEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A recovery as the journal has it."""
+    """A recovery in the journal."""
 
     strategy: str
     reason: str = ""
@@ -91,7 +91,7 @@ class RecoveryEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How the job ended."""
+    """End of the job."""
 
     reason: str = ""
     exit_code: Status | None = None
@@ -106,7 +106,7 @@ class Processes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectiveEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What a directive was for."""
+    """Purpose of a directive."""
 
     generation: Counter | None = None
     phase: Key = ""

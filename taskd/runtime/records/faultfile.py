@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A path that stands in a record is never followed out of the job's folder.
-2. A later fault may have the same number (of a manager whose journal could not be read, of an older taskd): a file
-   counts only if it was written for this entry of the journal.
-3. What is damaged, or of a newer taskd, is named and not fatal: each rank's evidence is read by itself.
+1. A path in a record is never followed out of the job's folder.
+2. A later fault may have the same number: that of a manager whose journal could not be read, or of an older taskd. So a
+   file counts only if it was written for this entry of the journal.
+3. Damaged evidence, or that of a newer taskd, is named and not fatal: each rank's evidence is read by itself.
 """
 
 import json
@@ -24,12 +24,12 @@ from taskd.wire.kinds import JobRank
 
 _FILE_BYTES: Final = 64 << 20
 _SAME_S: Final = 5.0
-"""Journal and file are written one after the other."""
+"""Tolerance of times in seconds: journal and file are written one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultFile:
-    """What a fault's file holds. `raw`: each rank's evidence as it stands there; `unread`: ranks that do not fit."""
+    """Content of a fault's file. `raw`: each rank's evidence as stored; `unread`: ranks whose evidence does not fit."""
 
     file: str
     evidence: dict[JobRank, Evidence] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class FaultFile:
 
 
 def read_evidence(folder: Path, fault: FaultEntry) -> FaultFile | None:
-    """The evidence of one fault; None if nothing says that there is some. What is wrong stands in `problem`."""
+    """Return the evidence of one fault; None if its entry names none. A failure stands in `problem`."""
     diagnosis = fault.diagnosis
     if diagnosis is None or not diagnosis.evidence:
         return None
@@ -63,7 +63,7 @@ def read_evidence(folder: Path, fault: FaultEntry) -> FaultFile | None:
 
 
 def _is_of(found: dict[str, Any], diagnosis: DiagnosisEntry) -> bool:
-    """Whether a fault's file was written for this entry, as far as their times tell."""
+    """Return whether a fault's file was written for this entry, as far as their times show."""
     theirs = found.get("diagnosis") if isinstance(found.get("diagnosis"), dict) else {}
     for ours_s, theirs_s in (
         (diagnosis.since_s, theirs.get("since_s")),  # type: ignore[union-attr]

@@ -1,11 +1,11 @@
-"""A process that is asked about from outside: what /proc says of it, and where its black box is.
+"""A process inspected from outside: its facts in /proc, and the place of its black box.
 
 Rules:
 
-1. A process may end at any moment, and may be of somebody else: what cannot be read is None or empty.
-2. A rank is known by the box that it has mapped. Its environment does not tell: a warm process took its rank after it
-   had been started, and a child inherits the variables of its parent.
-3. A process in a container is looked at from inside its own file system, and may have another pid there.
+1. A process may end at any moment, and may be another user's: unreadable facts are None or empty.
+2. A rank is identified by the box that it has mapped. Its environment does not identify it. A warm process took its
+   rank after its start, and a child inherits the variables of its parent.
+3. A process in a container is inspected from inside its own file system, and may have another pid there.
 """
 
 import os
@@ -31,7 +31,7 @@ _STATES: Final = {
     "I": "idle",
 }
 _FIELD_STATE, _FIELD_THREADS, _FIELD_STARTED, _FIELD_RSS = 0, 17, 19, 21
-"""Of /proc/PID/stat, counted from behind the command's name."""
+"""Fields of /proc/PID/stat, counted from behind the command's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class ProcessView:
     threads: int
     rss_bytes: int
     started_ns: int
-    """On the monotonic clock, some 10 ms exact."""
+    """Start on the monotonic clock, some 10 ms exact."""
 
 
 def view(pid: int) -> ProcessView | None:
-    """What is known of it; None if there is none."""
+    """Return the facts about a process; None if there is none."""
     try:
         command, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
     except OSError:
@@ -68,13 +68,16 @@ def view(pid: int) -> ProcessView | None:
 
 
 def namespaced_pids(pid: int) -> tuple[int, ...]:
-    """Its pids, in our namespace first and in its own last. Empty if there is none."""
+    """Return a process's pids, in our namespace first and in its own last. Empty if there is none."""
     lines = (line for line in _read(pid, "status").splitlines() if line.startswith("NSpid:"))
     return tuple(int(number) for number in next(lines, "").split()[1:])
 
 
 def mapped_boxes(pid: int) -> list[Path]:
-    """The files that it has mapped and that may be black boxes. Raises `RecordError` if that cannot be asked."""
+    """Return the files that a process has mapped and that may be black boxes.
+
+    Raises `RecordError` if its mappings cannot be read.
+    """
     root = Path("/") if _same_mounts(pid) else Path(f"/proc/{pid}/root")
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="surrogateescape").splitlines()
@@ -92,7 +95,7 @@ def mapped_boxes(pid: int) -> list[Path]:
 
 
 def agents_boxes() -> list[Path]:
-    """The boxes in the directories of this user's agents on this machine. What others have there is not looked at."""
+    """Return the boxes in the directories of this user's agents on this machine. Those of other users are left out."""
     own = (one for parent in parents() for one in parent.glob("taskd-*-*") if owner_of_folder(one) == os.geteuid())
     return sorted(box for directory in own for box in directory.glob("box-*"))
 

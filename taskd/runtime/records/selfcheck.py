@@ -28,7 +28,7 @@ class CheckVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one script with its arguments and number of ranks.
 
     Attributes:
-        steps: those that were done twice.
+        steps: steps that were done twice.
         reason: why the training is not exact, or why nothing is proven.
         of: a digest of the script's text, its arguments and the number of ranks.
         ahead: how many batches the script fetches ahead of its steps, by the name of the loader.

@@ -36,7 +36,7 @@ from taskd.wire.kinds import JobRank
 MOST_EVENTS: Final = 1024
 _SECOND_NS: Final = 1_000_000_000
 _KEPT_WITHIN_S: Final = 60.0
-"""An agent keeps the box of a dead process within this time, so the file's own time shows of which boot it is."""
+"""An agent keeps the box of a dead process within this time, so the file's own time shows its boot."""
 _TERMINATED_WITHIN_S: Final = 1.0
 """A SIGTERM at most this long before an end without another known cause counts as its cause."""
 _SIGTERM: Final = 15
@@ -71,7 +71,7 @@ class WordsView:
 
 @dataclass(frozen=True, slots=True)
 class ClocksView:
-    """As `core.evidence.Clocks`; the ages since the last answers beside them."""
+    """Silence of each part of a process in seconds, as in `core.diagnosis.evidence.Clocks`."""
 
     native_s: float | None
     gil_s: float | None
@@ -80,7 +80,7 @@ class ClocksView:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorView:
-    """One communicator. `comm` is its id as 16 hexadecimal digits; -1 is not known."""
+    """One communicator. `comm` is its id as 16 hexadecimal digits; -1 means not known."""
 
     comm: str
     backend: str
@@ -93,7 +93,7 @@ class CommunicatorView:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveView:
-    """One noted operation. For an open one, `lasted_s` is how long it has been open."""
+    """One recorded operation. For an open one, `lasted_s` is how long it has been open."""
 
     operation: str
     backend: str
@@ -109,17 +109,16 @@ class CollectiveView:
 
 @dataclass(frozen=True, slots=True)
 class BoxSnapshot:
-    """One process.
+    """Snapshot of one process.
 
     Attributes:
         state: "alive", "dead", "not claimed" (no process has attached yet), or "unknown": it lived when the box was
             copied, or lives where this process cannot see it.
-        ages: what all ages are counted from: "now", "its end", or "the newest time in the box".
+        ages: start of all ages: "now", "its end", or "the newest time in the box".
         at_unix_s: that moment on the wall clock; None if the box may be of another machine or boot.
         claims: more than 1 if the process has replaced itself by exec.
         how: how it ended, in words; "" if it has not.
-        process: what /proc says; None if it is not there.
-
+        process: its facts in /proc; None if it is not there.
     """
 
     file: str
@@ -150,23 +149,23 @@ class BoxSnapshot:
 
 
 class _Moment:
-    """What ages are counted from."""
+    """Reference time of all ages."""
 
     def __init__(self, at_ns: int, name: str) -> None:
         self.at_ns = at_ns
         self.name = name
 
     def age_s(self, time_ns: int) -> float | None:
-        """Seconds before the moment; None for never, and for impossible times."""
+        """Return the seconds before the moment; None for never, and for impossible times."""
         return round((self.at_ns - time_ns) / _SECOND_NS, 6) if 0 < time_ns <= self.at_ns else None
 
     def unix_s(self) -> float:
-        """On the wall clock, if the time is of this boot."""
+        """Return the moment on the wall clock, if the time is of this boot."""
         return time.time() - (time.monotonic_ns() - self.at_ns) / _SECOND_NS
 
 
 def take_snapshot(path: Path, pid: int | None = None) -> BoxSnapshot:
-    """Read one box. `pid` is its process as this one sees it, if that is known. Raises `ShimError` if it is no box."""
+    """Read one box. `pid` is its process as this one sees it, if known. Raises `ShimError` if it is no box."""
     box = Box.open(path)
     try:
         return _take_snapshot(box, pid)
@@ -215,7 +214,7 @@ def _take_snapshot(box: Box, pid: int | None) -> BoxSnapshot:
 
 
 def _living(said: Reading, pid: int | None) -> int | None:
-    """The pid of the box's process as this process sees it; None if it is not there, also if its pid was used again."""
+    """Return the pid of the box's process in our namespace; None if it is gone, also if its pid was used again."""
     seen = said.owner_pid if pid is None else pid
     if seen <= 0 or said.owner_pid not in namespaced_pids(seen):
         return None
@@ -267,7 +266,7 @@ def _of_this_boot(path: Path, state: str, moment: _Moment) -> bool:
 
 
 def _sender(sender: BoxSender | None, at_ns: int, *, here: bool) -> Sender | None:
-    """With its name, if it still lives. A pid that was used again since is another process."""
+    """Return the sender, with its name if it still lives. A pid that was used again since is another process."""
     if sender is None:
         return None
     found = view(sender.pid) if here else None
@@ -298,7 +297,7 @@ def _words(words: LastWords, owner_pid: int, moment: _Moment) -> WordsView:
 
 
 def _how(said: Reading, fatal: SignalView | None, terminated: SignalView | None, words: WordsView | None) -> str:
-    """The end in one sentence without a subject."""
+    """Return the end in one sentence without a subject."""
     if said.exit_status is not None:
         ended = Ending(status=said.exit_status)
         error = PythonError(words.kind, words.message, words.where) if words is not None and said.exit_status else None

@@ -3,7 +3,7 @@
 Rules:
 
 1. No content can stop the reading: a damaged line is counted and skipped, a damaged file is named. No amount can stop
-   it either: what is too much is left out, the oldest first, and `omitted` says so.
+   it either: surplus is left out, the oldest first, and `omitted` names it.
 2. Jobs of one name share a journal. The last one counts: it begins with the first manager after a `stopped`.
 3. In a journal without diagnoses, from an older taskd, each recovery counts as a fault.
 """
@@ -28,11 +28,11 @@ from taskd.wire.kinds import JobRank, NodeRank
 
 JOURNAL: Final = "journal.jsonl"
 OLD_JOURNAL: Final = "journal.old.jsonl"
-"""The older part of a journal that was full."""
+"""Older part of a journal that was full."""
 FAULTS: Final = "faults"
 BOXES: Final = "boxes"
 JOURNAL_BYTES: Final = 64 << 20
-"""How many of the newest bytes of a journal are read."""
+"""Number of the newest bytes of a journal that are read."""
 _LINE_BYTES: Final = 16 << 20
 _MOST_FAULTS: Final = 10_000
 _MOST_RECOVERIES: Final = 100
@@ -49,9 +49,8 @@ class FaultEntry:
         number: as the manager counts; without diagnoses, as its recoveries come; 0 if nothing had failed.
         unix_s: when it began, for a hang the last progress; None if that is not known.
         changes: how many earlier diagnoses of it were replaced.
-        recoveries: what was done. Empty: nothing, or it is under way.
+        recoveries: its recoveries so far. Empty: there was none, or it is under way.
         closed: the job ended afterwards, or another manager took over.
-
     """
 
     number: int
@@ -64,13 +63,13 @@ class FaultEntry:
 
     @property
     def step(self) -> int | None:
-        """The newest committed step when it struck."""
+        """Newest committed step when the fault struck."""
         steps = [one.step for one in (self.diagnosis, *self.recoveries) if one is not None]
         return next((step for step in steps if step is not None), None)
 
     @property
     def culprits(self) -> tuple[JobRank, ...]:
-        """By the diagnosis; without one, the ranks that were lost."""
+        """Culprits by the diagnosis; without one, the ranks that were lost."""
         if self.diagnosis is not None:
             return self.diagnosis.culprits
         ranks = {JobRank(int(rank)) for one in self.recoveries for rank in one.causes if rank.isdecimal()}
@@ -78,14 +77,14 @@ class FaultEntry:
 
     @property
     def total_ms(self) -> float | None:
-        """Time of all its recoveries, each until its next committed step; None if none was completed so."""
+        """Time of all its recoveries in ms, each until its next committed step; None if none was completed so."""
         totals = [one.phases_ms["total"] for one in self.recoveries if "total" in one.phases_ms]
         return round(sum(totals), 3) if totals else None
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBox:
-    """The black box of a process that has died."""
+    """Black box of a process that has died."""
 
     file: str
     rank: JobRank
@@ -94,10 +93,10 @@ class KeptBox:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The timeline of one job. `pids`: by rank, as managers saw them last. `managers`: how many it has had. `phase`:
-    what the newest directive was for. `omitted`: what was left unread, in words. `self_check`: of its present start.
+    """Timeline of one job. Faults and kept boxes come with the newest last.
 
-    Faults and kept boxes come with the newest last.
+    `pids`: by rank, as managers saw them last. `managers`: how many it has had. `phase`: purpose of the newest
+    directive. `omitted`: unread parts, in words. `self_check`: of its present start.
     """
 
     job_id: str
@@ -117,9 +116,9 @@ class Timeline:
 
 
 def find_jobs(run_dir: Path) -> list[Path]:
-    """The folders of a run directory's jobs, the one with the newest record last; or the folder itself, if it is one.
+    """Return the folders of a run directory's jobs, the newest record last; or the directory itself, if it is a job's.
 
-    Of more than 1,000 the newest. Raises `RecordError` if there is none.
+    Of more than 1,000 only the newest. Raises `RecordError` if there is none.
     """
     try:
         found = [run_dir] if _is_job(run_dir) else _newest(run_dir, _is_job, _MOST_JOBS, JOURNAL)[0]
@@ -134,9 +133,10 @@ def find_jobs(run_dir: Path) -> list[Path]:
 
 
 def read_jobs(run_dir: Path) -> list[Timeline]:
-    """The jobs of a run directory, the one with the newest record last; of the others `JOURNAL_BYTES` at most are read.
+    """Read the jobs of a run directory, the one with the newest record last.
 
-    What could not be read is among what the last one omits. Raises `RecordError` if there is no job to be read.
+    At most `JOURNAL_BYTES` of the others are read. The last one's `omitted` names all that could not be read. Raises
+    `RecordError` if there is no job to be read.
     """
     jobs: list[Timeline] = []
     folders, unread, left = find_jobs(run_dir), [], JOURNAL_BYTES
@@ -156,7 +156,7 @@ def read_jobs(run_dir: Path) -> list[Timeline]:
 
 
 def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: str = "") -> tuple[list[Path], int]:
-    """The entries that belong there, the newest last by their time or that of a file in them; and how many in all."""
+    """Return the entries that belong there, newest last by their time or that of a file in them; and their number."""
     count = 0
 
     def found() -> Iterator[tuple[float, str]]:
@@ -172,7 +172,7 @@ def _newest(folder: Path, belongs: Callable[[Path], bool], most: int, changed: s
 
 
 def _is_job(folder: Path) -> bool:
-    """Whether it is a job's folder, and this user may read it."""
+    """Return whether this is a job's folder, and this user may read it."""
     return any(os.path.exists(folder / name) for name in (JOURNAL, FAULTS, BOXES))
 
 
@@ -192,7 +192,7 @@ def _bytes(path: Path) -> int:
 
 @dataclass(slots=True)
 class _JournalReader:
-    """Takes in a journal's entries, oldest first."""
+    """Reader of a journal's entries, oldest first."""
 
     job_id: str = ""
     started_unix_s: float | None = None
@@ -203,15 +203,15 @@ class _JournalReader:
     phase: str = ""
     by_node: dict[NodeRank | None, dict[JobRank, int]] = field(default_factory=dict)
     faults: dict[tuple[int, int], FaultEntry] = field(default_factory=dict)
-    """By manager and number; planned changes have negative numbers."""
-    open: set[tuple[int, int]] = field(default_factory=set)  # those of `faults` that are not closed
+    """Faults by manager and number; planned changes have negative numbers."""
+    open: set[tuple[int, int]] = field(default_factory=set)  # keys of `faults` that are not closed
     newest: int = 0  # the highest number of this manager's faults
     planned: int = 0
     forgotten: int = 0
     damaged: int = 0
 
     def take(self, entry: dict[str, Any]) -> None:
-        """One entry. Raises `msgspec.ValidationError` or `ValueError`, and has then changed nothing that matters."""
+        """Process one entry. After a `msgspec.ValidationError` or a `ValueError` nothing that matters has changed."""
         unix_s = _number(entry.get("unix_s"))
         match entry["event"]:
             case "manager started":
@@ -266,7 +266,7 @@ class _JournalReader:
         self._put(replace(fault, recoveries=(*kept, recovery), unix_s=unix_s))
 
     def _give_up(self, entry: dict[str, Any]) -> None:
-        """The end of a job names the fault that it could not recover from."""
+        """Record the fault that the job could not recover from, which its end names."""
         last = entry.get("fault")
         if isinstance(last, dict) and last.get("strategy"):
             recovery = msgspec.convert({**entry, "fault": None, **last}, RecoveryEntry)
@@ -306,7 +306,7 @@ def _number(value: object) -> float | None:
 
 
 def read_job(folder: Path) -> Timeline:
-    """The last job of this folder. Without a journal it is an empty one. Raises `RecordError` if it cannot be read."""
+    """Read the last job of this folder; without a journal an empty one. Raises `RecordError` if it cannot be read."""
     reader = _JournalReader(job_id=folder.name)
     omitted: list[str] = []
     for line in _lines(folder, omitted):
@@ -346,7 +346,7 @@ def _taken(reader: _JournalReader, line: bytes) -> bool:
 
 
 def _lines(folder: Path, omitted: list[str]) -> Iterator[bytes]:
-    """Whole lines: the newest if the journal is too long. A line that is too long comes in pieces, none an entry."""
+    """Yield whole lines: the newest if the journal is too long. A too long line comes in pieces, none an entry."""
     newer = min(_bytes(folder / JOURNAL), JOURNAL_BYTES)
     older = 0
     if newer < JOURNAL_BYTES and _bytes(folder / OLD_JOURNAL):
@@ -380,7 +380,7 @@ def _tail(journal: Path, left: int) -> Iterator[bytes]:
 
 
 def _kept(folder: Path, omitted: list[str], since_s: float) -> Iterator[KeptBox]:
-    """The newest boxes of processes that have died since then: an earlier job of this name has left others."""
+    """Yield the newest boxes of processes that have died since then: an earlier job of this name has left others."""
 
     def belongs(path: Path) -> bool:
         return _KEPT_BOX.fullmatch(path.name) is not None and _changed_s(path) >= since_s

@@ -1,1 +1,1 @@
-"""What a rehearsal runs in: a copy of the working directory, and torchruns that are ended whatever happens."""
+"""Surroundings of a rehearsal: a copy of the working directory, and torchruns that are ended whatever happens."""

@@ -1,10 +1,10 @@
-"""One run of a rehearsal: a torchrun of its own, which is ended when all its ranks have seen enough.
+"""One run of a rehearsal: a torchrun of its own, which is ended when all its ranks are done.
 
 Rules:
 
-1. It inherits nothing of a job around it, and no manager: whatever it does, it does on this machine.
+1. It inherits nothing of a job around it, and no manager: all its effects stay on this machine.
 2. However it ends, no process of it stays: those that carry the rehearsal's folder in their environment are killed. If
-   this process itself is killed, the kernel asks torchrun to end.
+   this process itself is killed, the kernel signals torchrun to end.
 """
 
 import functools
@@ -37,11 +37,11 @@ _RESTARTS: Final = 32_767
 
 @dataclass
 class RehearsedRun:
-    """What came of one run."""
+    """Result of one run."""
 
     records: dict[int, RankRecord]
     status: int | None = None
-    """torchrun's; None if it was ended because all ranks were done, or for its time."""
+    """Exit status of torchrun; None if it was ended because all ranks were done, or for its time."""
     late: bool = False
     seconds: float = 0.0
     output: str = ""
@@ -49,7 +49,7 @@ class RehearsedRun:
 
     @property
     def done(self) -> bool:
-        """Whether it went as far as it should."""
+        """True if the run went as far as it should."""
         return not self.late and not self.status
 
 
@@ -57,11 +57,11 @@ class RehearsalJob:
     """Runs of one script.
 
     Args:
-        workspace: where.
-        options: torchrun's.
+        workspace: folder of the runs.
+        options: torchrun's options.
         program: the script and its arguments.
-        ranks: how many.
-        limit_s: for each run.
+        ranks: number of ranks.
+        limit_s: limit of each run, in seconds.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class RehearsalJob:
         self._ranks, self._limit_s = ranks, limit_s
 
     def run(self, order: RehearsalOrder, *, taskd: bool, more_s: float = 0.0) -> RehearsedRun:
-        """Run it once, with taskd or under stock torchrun. It may take `more_s` longer than usual."""
+        """Run the script once, with taskd or under stock torchrun. It may take `more_s` longer than usual."""
         place = self._workspace
         place.prepare()
         order.write(place.folder)
         launcher = ["taskd", "run"] if taskd else ["torch.distributed.run"]
-        restarts = f"--max-restarts={_RESTARTS if taskd else 0}"  # stock torchrun would begin a failed script anew
+        restarts = f"--max-restarts={_RESTARTS if taskd else 0}"  # stock torchrun would restart a failed script
         begun_s = time.monotonic()
         run = RehearsedRun({})
         with place.output.open("wb") as sink:
@@ -126,7 +126,7 @@ def _is_foreign(name: str) -> bool:
 
 
 def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """torchrun ends its ranks if it is asked to; what is left after that is killed."""
+    """Ask torchrun to end, which ends its ranks, and kill the processes that are left."""
     if process.poll() is None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -146,7 +146,7 @@ def _end(process: "subprocess.Popen[bytes]", mark: str) -> None:
 
 
 def _marked(mark: str) -> list[int]:
-    """Processes of this user that were started with the rehearsal's folder on their path."""
+    """Return the processes of this user that were started with the rehearsal's folder in their environment."""
     found = []
     for path in Path("/proc").iterdir():
         if path.name.isdecimal() and int(path.name) != os.getpid():
@@ -157,5 +157,5 @@ def _marked(mark: str) -> list[int]:
 
 
 def last_lines(output: str) -> str:
-    """The end of what was written, for a run that has failed."""
+    """Return the end of the output, for a run that has failed."""
     return output[-_KEPT:]

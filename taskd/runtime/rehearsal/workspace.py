@@ -1,11 +1,11 @@
-"""A rehearsal's folder: a copy of the working directory for each run, and what the ranks write of what they see.
+"""A rehearsal's folder: a copy of the working directory for each run, and the records that the ranks write.
 
 Rules:
 
-1. Each run begins with the same files: the copy is made anew, under the same path. What the script writes by relative
-   paths, checkpoints and logs, stays in the copy.
-2. What runs may share is linked, not copied: what the user names, and virtual environments. Caches and `.git` are left
-   out. A directory that is too large for copies is refused, with the remedy.
+1. Each run begins with the same files: the copy is made anew, under the same path. Files that the script writes by
+   relative paths, such as checkpoints and logs, stay in the copy.
+2. Paths that runs may share are linked, not copied: those that the user names, and virtual environments. Caches and
+   `.git` are left out. A directory that is too large for copies is refused, with the remedy.
 3. All of it is removed at the end.
 """
 
@@ -32,7 +32,7 @@ begin({folder!r})
 
 
 class Workspace:
-    """That of one rehearsal, of the working directory `source`; `shared` are paths in it that are linked."""
+    """Folder of one rehearsal. `source` is the working directory; `shared` are paths in it that are linked."""
 
     def __init__(self, source: Path, shared: Sequence[str] = ()) -> None:
         self.source = source.resolve()
@@ -50,7 +50,7 @@ class Workspace:
         self.output = self.root / "output.txt"
 
     def prepare(self) -> None:
-        """For the next run: files as they are in the user's directory, and nothing of the last one."""
+        """Prepare the next run: files as they are in the user's directory, and nothing of the last run."""
         for path in (self.work, self.folder, self.run_dir):
             shutil.rmtree(path, ignore_errors=True)
         self.run_dir.mkdir(mode=0o700)
@@ -66,7 +66,7 @@ class Workspace:
             link.symlink_to((self.source / link.relative_to(self.work)).resolve())
 
     def records(self, ranks: int) -> dict[int, RankRecord]:
-        """What the ranks of the last run have written."""
+        """Return the records that the ranks of the last run have written."""
         found = {}
         for rank in range(ranks):
             path = self.folder / f"rank-{rank}"
@@ -74,17 +74,17 @@ class Workspace:
         return found
 
     def done(self, ranks: int) -> bool:
-        """Whether every rank has come to the end of the rehearsal."""
+        """Return whether every rank has come to the end of the rehearsal."""
         return all((self.folder / f"done-{rank}").exists() for rank in range(ranks))
 
     def close(self) -> None:
-        """Remove all of it."""
+        """Remove the whole folder."""
         shutil.rmtree(self.root, ignore_errors=True)
         if self.root not in self.run_dir.parents:
             shutil.rmtree(self.run_dir.parent, ignore_errors=True)
 
     def as_users(self, text: str) -> str:
-        """A text with the paths of the user's own directory, short where they lie in it."""
+        """Return a text with the paths of the user's own directory, short where they lie in it."""
         return text.replace(f"{self.work}/", "").replace(str(self.work), str(self.source))
 
     def _check_size(self) -> None:
@@ -119,7 +119,7 @@ class Workspace:
         return list(dict.fromkeys(found))
 
     def _outer_links(self) -> list[Path]:
-        """Relative links of the copy that lead out of it, to where they led."""
+        """Return the copy's relative links that led out of the directory, and now lead nowhere."""
         found = []
         for folder, folders, names in os.walk(self.work):
             for name in (*folders, *names):
@@ -130,5 +130,5 @@ class Workspace:
 
 
 def _is_odd(path: Path) -> bool:
-    """A socket, a pipe or a device: nothing to copy."""
+    """Return whether a path is a socket, a pipe or a device, which cannot be copied."""
     return not (path.is_symlink() or path.is_dir() or path.is_file())

@@ -1,1 +1,1 @@
-"""What the kernel says of processes, threads and cgroups."""
+"""The kernel's facts about processes, threads and cgroups."""

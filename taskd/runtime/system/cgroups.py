@@ -1,11 +1,10 @@
-"""The cgroups that a process lives in: whether they are frozen, what memory they allow, how often that was too little.
+"""The cgroups of a process: whether they are frozen, how much memory they allow, how often that was too little.
 
 Rules:
 
-1. Both versions of cgroups are read, also side by side. Nothing here raises: what cannot be read is None.
-2. A container may show its processes paths of the host. Where such a path does not exist, the container's own top is
-   meant.
-3. The counter of kills is the cgroup's. That it has risen while a process lived there is what can be said of it.
+1. Both versions of cgroups are read, also side by side. Nothing here raises: unreadable values are None.
+2. A container may show its processes paths of the host. A path that does not exist stands for the container's own top.
+3. The counter of kills belongs to the cgroup. It shows only that the count has risen while a process lived there.
 """
 
 import os
@@ -19,23 +18,23 @@ from taskd.runtime.system.processes import read
 
 _ROOT: Final = "/sys/fs/cgroup"
 _UNIFIED: Final = f"{_ROOT}/unified"
-"""Of version 2 where both are in use."""
+"""Directory of version 2 if both versions are in use."""
 _UNLIMITED_BYTES: Final = 1 << 62
 _MOST_KNOWN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Cgroups:
-    """Directories. `memory` is the one that counts kills, `freezers` are those that can stop its processes."""
+    """Directories of a process's cgroups. `memory` counts kills; `freezers` can stop its processes."""
 
     memory: str | None = None
     freezers: tuple[str, ...] = ()
     outermost: bool = True
-    """`memory` is the top of its hierarchy, as it is shown here."""
+    """True if `memory` is the top of its hierarchy, as it is shown here."""
 
 
 def cgroups(pid: int) -> Cgroups | None:
-    """Where a process lives; None if that cannot be read."""
+    """Return the cgroups of a process; None if they cannot be read."""
     text = read(f"/proc/{pid}/cgroup")
     return None if text is None else _found(text)
 
@@ -59,7 +58,7 @@ def _found(text: str) -> Cgroups:
 
 
 def cgroup_directories(pid: int) -> list[str]:
-    """Where it lives, one directory for each hierarchy; none if that cannot be read."""
+    """Return a process's cgroup directories, one for each hierarchy; none if they cannot be read."""
     found = []
     for line in (read(f"/proc/{pid}/cgroup") or "").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
@@ -75,7 +74,7 @@ def _directory(top: str, path: str) -> tuple[str, bool]:
 
 
 def oom_kills(memory: str | None) -> int | None:
-    """How often the OOM killer has struck there; None if that is not counted."""
+    """Return how often the OOM killer has struck in a cgroup; None if that is not counted."""
     if memory is None:
         return None
     for name in ("memory.events", "memory.oom_control"):
@@ -87,7 +86,7 @@ def oom_kills(memory: str | None) -> int | None:
 
 
 def limit_bytes(memory: str | None) -> int | None:
-    """The least memory that it, or a cgroup around it, allows; None if there is no limit."""
+    """Return the least memory in bytes that a cgroup, or one around it, allows; None if there is no limit."""
     limits = []
     while memory is not None and memory.startswith(f"{_ROOT}/"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -99,7 +98,7 @@ def limit_bytes(memory: str | None) -> int | None:
 
 
 def frozen(freezers: tuple[str, ...]) -> bool | None:
-    """Whether one of them stops its processes; None if that cannot be read."""
+    """Return whether one of these cgroups stops its processes; None if that cannot be read."""
     states = []
     for directory in freezers:
         state = read(f"{directory}/freezer.state")
@@ -112,7 +111,7 @@ def frozen(freezers: tuple[str, ...]) -> bool | None:
 
 
 def thaw(pid: int) -> str | None:
-    """Let the processes go on that the freezer cgroup (v1) of this one stops; it, if it did and that was allowed.
+    """Thaw the freezer cgroup (v1) of a process. Returns it if it was frozen and that was allowed.
 
     With version 1 even SIGKILL waits until then.
     """
@@ -127,13 +126,13 @@ def thaw(pid: int) -> str | None:
 
 
 class Counters:
-    """Counters of kills of the cgroups that processes of this node have been seen in."""
+    """Counters of kills of the cgroups in which processes of this node have been found."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def note(self, memory: str | None) -> Mapping[str, int]:
-        """The counters as they are now, of this cgroup and of all that were seen before."""
+        """Return the present counters of this cgroup and of all that were recorded before."""
         for directory in [*self._known, *([memory] if memory is not None else [])]:
             count = oom_kills(directory)
             if count is not None:
@@ -145,7 +144,7 @@ class Counters:
         return dict(self._known)
 
     def see(self, memory: str, count: int) -> None:
-        """A process was found there."""
+        """Record the counter of a cgroup in which a process was found."""
         self._known.setdefault(memory, count)
 
 
@@ -156,23 +155,23 @@ class CgroupWatch:
         self._pid = pid
         self._counters = counters
         self._text: str | None = None
-        """What the kernel said of it last. While that stays the same, the directories do."""
+        """Newest text of the kernel about them. While it stays the same, the directories do."""
         self._cgroups = Cgroups()
         self.look()
         self._before = counters.note(self._cgroups.memory)
 
     def look(self) -> None:
-        """See where it lives now."""
+        """Read the process's present cgroups."""
         text = read(f"/proc/{self._pid}/cgroup")
         if text in (None, self._text):
             return
         self._text, now = text, _found(text)
         if now.outermost and self._cgroups.memory is not None:
-            now = replace(now, memory=self._cgroups.memory)  # one that has ended is shown at the top, wherever it was
+            now = replace(now, memory=self._cgroups.memory)  # an ended one is shown at the top, wherever it was
         self._cgroups = now
 
     def report(self, *, gone: bool) -> Cgroup | None:
-        """What is known of them. One that is `gone` is found where it was last."""
+        """Return the facts about the cgroups. For a process that is `gone`, its last ones count."""
         if not gone:
             self.look()
         memory = self._cgroups.memory

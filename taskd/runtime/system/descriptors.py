@@ -1,4 +1,4 @@
-"""How many descriptors this process has open, and how many it may have."""
+"""Open descriptors of this process, and its limit of them."""
 
 import os
 import resource
@@ -10,28 +10,29 @@ _OPEN = Path("/proc/self/fd")
 
 
 def open_descriptors() -> int:
-    """How many are open now."""
-    return len(os.listdir(_OPEN)) - 1  # the one that lists them
+    """Return the number of open descriptors."""
+    return len(os.listdir(_OPEN)) - 1  # without the one that lists them
 
 
 def descriptor_limits() -> tuple[int, int]:
-    """The soft and the hard limit of this process."""
+    """Return the soft and the hard limit of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _finite(soft), _finite(hard)
 
 
 def set_descriptor_limit(soft: int) -> None:
-    """Set the soft limit of this process, and so of what it starts from now on. Raises `OSError` or `ValueError`."""
+    """Set the soft limit of this process, and so of its later children. Raises `OSError` or `ValueError`."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.RLIM_INFINITY if soft == sys.maxsize else soft, hard))
 
 
 def raise_descriptor_limit() -> None:
-    """As many as this process may allow itself: each connection costs one, also of a peer that never says anything.
+    """Raise the soft limit to the hard one: each connection costs a descriptor, even if its peer stays silent.
 
-    For a process of ours alone: whatever it starts inherits the limit, and programs that use `select` fear a large one.
+    For a process of ours alone: its children inherit the limit, and programs that use `select` may fail with a large
+    one.
     """
-    with suppress(ValueError, OSError):  # a system may know a lower one
+    with suppress(ValueError, OSError):  # a system may have a lower limit
         set_descriptor_limit(descriptor_limits()[1])
 
 

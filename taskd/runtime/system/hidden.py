@@ -1,12 +1,12 @@
-"""Threads of ours in a process that is the user's: it neither sees nor feels them.
+"""Threads of taskd in a user's process, which its script cannot notice.
 
 Rules:
 
-1. `threading` does not know them: a script that joins all threads, or counts them, finds its own alone.
+1. `threading` does not list them: a script that joins all threads, or counts them, finds only its own.
 2. They block every signal. A handler runs only when the main thread, or a thread of the script, lets its signal in.
-3. A thread that logs is entered into `threading`'s list by `logging`; it takes itself out with `forget`.
-4. The kernel knows them by their names, so that nobody takes them for the script's (`threads.py`).
-5. As daemons they do not keep the process alive. In a forked child they are not.
+3. A thread that logs is entered into `threading`'s list by `logging`. It removes itself with `forget`.
+4. The kernel has their names, so nobody takes them for the script's (`threads.py`).
+5. As daemons they do not keep the process alive. A forked child does not have them.
 """
 
 import _thread
@@ -22,11 +22,11 @@ from taskd.runtime.system.processes import call_me
 
 logger = logging.getLogger(__name__)
 ZEROMQ_NUMBER: Final = 97
-"""What ZeroMQ is told to begin the names of its own threads with, in a rank's process."""
+"""Number with which ZeroMQ begins the names of its own threads in a rank's process."""
 ZEROMQ_NAMES: Final = f"{ZEROMQ_NUMBER}/ZMQbg/"
 
 _EVERY: Final = signal.valid_signals() - {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-"""Those that a thread brings upon itself come anyway, and whoever handles them is to see them."""
+"""All signals but those that a thread causes itself. These come anyway, and their handler must get them."""
 _running: Final[dict[int, "HiddenThread"]] = {}
 
 
@@ -58,29 +58,29 @@ class HiddenThread:
             self._ended.set()
 
     def is_alive(self) -> bool:
-        """Whether it still runs, in this process."""
+        """Return whether the thread still runs, in this process."""
         return self._pid == os.getpid() and not self._ended.is_set()
 
     def join(self, timeout_s: float | None = None) -> None:
-        """Wait until it has ended, at most so long."""
+        """Wait until the thread has ended, at most `timeout_s` seconds."""
         if self.is_alive():
             self._ended.wait(timeout_s)
 
 
 def forget() -> None:
-    """Take this thread out of `threading`'s list again, if it is a hidden one. To be called when it has logged."""
+    """Remove this thread from `threading`'s list again, if it is a hidden one. Call it after each log."""
     ident = threading.get_ident()
     if ident in _running:
         vars(threading)["_active"].pop(ident, None)
 
 
 def names() -> dict[int, str]:
-    """The names of those that run, by their identifiers."""
+    """Return the names of the hidden threads that run, by their identifiers."""
     return {ident: thread.name for ident, thread in _running.copy().items()}
 
 
 def join(those: Collection[str], limit_s: float) -> bool:
-    """Wait until no thread of these names runs any more; whether that came within `limit_s`."""
+    """Wait until no thread of these names runs any more. Returns whether that came within `limit_s`."""
     end_s = time.monotonic() + limit_s
     threads = [thread for thread in _running.copy().values() if thread.name in those]
     for thread in threads:

@@ -1,7 +1,7 @@
-"""Which modules are of packages installed for this interpreter: what a warm process may import in advance.
+"""Modules of packages installed for this interpreter, which a warm process may import in advance.
 
-A name from another node is a wish: the script's own folder, the standard library and programs (`__main__`) are not for
-others to import here.
+A name from another node is a wish. The script's own folder, the standard library and programs (`__main__`) are not
+imported here for others.
 """
 
 import importlib.util
@@ -11,11 +11,11 @@ from functools import cache
 from typing import Final
 
 _LEFT_OUT: Final = frozenset(("taskd", "__main__", "__mp_main__", "mpi4py"))
-"""Ours, the script, and what acts on the whole job when it is imported."""
+"""Left out: our modules, the script, and modules that act on the whole job when they are imported."""
 
 
 def is_installed(name: str, file: object) -> bool:
-    """Whether a module that lies in this file may be imported in advance."""
+    """Return whether a module that lies in this file may be imported in advance."""
     return isinstance(file, str) and file.startswith(_places()) and _is_allowed(name)
 
 

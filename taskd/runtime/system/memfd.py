@@ -9,7 +9,7 @@ import os
 
 
 def make_memfd(name: str, flags: int) -> int:
-    """Return a descriptor; `name` is for people who look at /proc. Raises `OSError`."""
+    """Return a descriptor; `name` is for people who read /proc. Raises `OSError`."""
     make = getattr(ctypes.CDLL(None, use_errno=True), "memfd_create", None)
     if make is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

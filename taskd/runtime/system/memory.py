@@ -1,4 +1,4 @@
-"""How much memory the processes of a job may use yet: what the machine has, and what cgroups allow."""
+"""Memory that the processes of a job may still use: the machine's, and the limits of cgroups."""
 
 import os
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _UNLIMITED_BYTES: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a job may use. `limited` says whether a cgroup bounds it, or the machine alone.
+    """Memory that a job may use. `limited`: a cgroup bounds it, not the machine alone.
 
-    Of what is used, `cache_bytes` are files that the kernel forgets where memory is wanted.
+    `cache_bytes` of the used bytes are files that the kernel drops when memory is needed.
     """
 
     limit_bytes: int
@@ -25,12 +25,15 @@ class Memory:
 
     @property
     def free_bytes(self) -> int:
-        """What is left."""
+        """Bytes that are left."""
         return self.limit_bytes - self.used_bytes
 
 
 def memory_of(directory: str | None) -> Memory:
-    """Of a job whose memory cgroup this is: of that, and all around it, the one with the least left."""
+    """Return the memory of a job with this memory cgroup: the bound, of it or of one around it, with the least left.
+
+    Without such a bound, return the machine's memory.
+    """
     total, free = _meminfo("MemTotal"), _meminfo("MemAvailable")
     machine = Memory(total, total - free, limited=False)
     return min(_bounds(directory), default=machine, key=lambda one: one.free_bytes)

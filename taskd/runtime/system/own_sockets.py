@@ -1,7 +1,7 @@
-"""Unix sockets of which both ends belong to one user, as the kernel attests it (SO_PEERCRED).
+"""Unix sockets whose two ends belong to one user, as the kernel attests (SO_PEERCRED).
 
-A path or a name proves nothing: when its owner has died, any user of the machine can take a name of the kernel's, or
-make a folder of the same name in a directory that all may write to.
+A path or a name proves nothing. When its owner has died, any user of the machine can take a name of the kernel's. In a
+directory that all may write to, any user can make a folder of the same name.
 """
 
 import errno
@@ -15,7 +15,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def peer_of(link: socket.socket) -> tuple[int, int]:
-    """Return pid and user of the other end: who connected, or who began to listen."""
+    """Return pid and user of the other end: the process that connected, or that began to listen."""
     pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, uid
 

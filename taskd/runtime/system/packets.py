@@ -4,8 +4,9 @@ Rules:
 
 1. A frame that fits one datagram travels as one. A larger one travels as a file without a name: the datagram carries
    its descriptor.
-2. The receiver reads the file and never maps it: a file that somebody cuts short is a bad frame, and no fault.
-3. Only processes receive files. An agent reads with a plain `recv`, and the kernel closes what came with a packet.
+2. The receiver reads the file and never maps it. So a file that another process cuts short is a bad frame, and no
+   fault.
+3. Only processes receive files. An agent reads with a plain `recv`, and the kernel closes the descriptors of a packet.
 """
 
 import errno
@@ -39,7 +40,7 @@ def send_packet(link: socket.socket, frame: bytes) -> None:
 
 
 def receive_packet(link: socket.socket) -> bytes:
-    """Receive a frame; empty if the agent has gone. Raises `OSError`. One beyond `MAX_FRAME_BYTES` comes cut."""
+    """Receive a frame; empty if the agent has gone. Raises `OSError`. A frame beyond `MAX_FRAME_BYTES` comes cut."""
     packet, descriptors, _, _ = socket.recv_fds(link, MAX_LOCAL_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:
         return packet

@@ -1,11 +1,12 @@
-"""Whether a process has ended: by its pidfd, or by looks, where the kernel has no pidfd or does not give one.
+"""Detection of a process's end: by its pidfd, or by polling if the kernel has no pidfd or gives none.
 
 Rules:
 
-1. Without a pidfd a process is its number and its start time.
-2. Nobody is reaped here.
-3. A Python that was built for an older C library, as conda's, lacks `os.pidfd_open` and `signal.pidfd_send_signal`. The
-   system calls are made by number then. No other module of taskd names the two functions.
+1. Without a pidfd a process is identified by its number and its start time.
+2. No process is reaped here.
+3. A Python that was built for an older C library, such as conda's, lacks `os.pidfd_open` and
+   `signal.pidfd_send_signal`. The system calls are made by number then. No other module of taskd names the two
+   functions.
 """
 
 import ctypes
@@ -20,7 +21,7 @@ from taskd.core.diagnosis.evidence import RunState
 from taskd.runtime.system.processes import stat
 
 LOOK_S: Final = 0.02
-"""Interval of looks at a process that has no pidfd."""
+"""Interval of polls of a process that has no pidfd, in seconds."""
 _SEND_SIGNAL: Final = 424
 _OPEN: Final = 434
 """Numbers of the system calls, the same on every architecture that torch runs on."""
@@ -77,7 +78,7 @@ def has_ended(pid: int) -> bool:
 
 
 def await_end(pid: int, timeout_s: float | None) -> None:
-    """Wait until a process has ended, at most so long. Raises `ProcessLookupError` if there is none."""
+    """Wait until a process has ended, at most `timeout_s` seconds. Raises `ProcessLookupError` if there is none."""
     descriptor = open_pidfd(pid)
     if descriptor is None:
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -93,7 +94,7 @@ def await_end(pid: int, timeout_s: float | None) -> None:
 
 
 class ProcessHandle:
-    """One process, whose number may become somebody else's."""
+    """One process, whose number may pass to another one."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -105,11 +106,11 @@ class ProcessHandle:
 
     @property
     def is_held(self) -> bool:
-        """Whether it has a pidfd: a signal cannot reach another process."""
+        """True if it has a pidfd: then a signal cannot reach another process."""
         return self._descriptor is not None
 
     def runs(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether the process has not ended."""
         if self._gone:
             return False
         if self._descriptor is None:
@@ -121,7 +122,7 @@ class ProcessHandle:
         return not poller.poll(0)
 
     def kill(self, number: int) -> None:
-        """Signal it, unless it has ended."""
+        """Signal the process, unless it has ended."""
         if self._descriptor is not None:
             try:
                 signal_pidfd(self._descriptor, number)
@@ -136,7 +137,7 @@ class ProcessHandle:
                 os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Know nothing of it any more."""
+        """Release the pidfd. The process counts as gone from now on."""
         self._gone = True
         if self._descriptor is not None:
             os.close(self._descriptor)

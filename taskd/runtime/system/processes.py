@@ -1,10 +1,10 @@
-"""What /proc tells of this node's processes: what they are doing, what they have used, and whose children they are.
+"""Facts in /proc about this node's processes: what they do, what they have used, and whose children they are.
 
 Rules:
 
-1. Nothing here raises: what cannot be read, of a process that has gone or of another user's, is None or empty.
-2. A process is its number and its start time; one that has taken a dead one's number is another one.
-3. How long and how much can only be told by whoever looks twice. `ProcessWatch` keeps what the last look saw.
+1. Nothing here raises: facts that cannot be read, of a gone process or of another user's, are None or empty.
+2. A process is identified by its number and its start time. One with a dead one's number is another process.
+3. Durations and amounts need two looks. `ProcessWatch` keeps the result of the last one.
 """
 
 import ctypes
@@ -24,9 +24,9 @@ _EXITING: Final = 4
 """PF_EXITING among the flags of /proc/PID/stat."""
 _STATES: Final = {state.value: state for state in RunState} | {"x": RunState.DEAD}
 _BRIEF_S: Final = 0.05
-"""Two looks that are closer together tell nothing of the time used: it is counted in steps of 10 ms."""
+"""Least interval of two looks for the time used, in seconds: it is counted in steps of 10 ms."""
 _LASTING_S: Final = 1.0
-"""For how long a state must have been seen before it is said to last so and so long."""
+"""Seconds for which a state must have been seen before its duration is reported."""
 _MOST_THREADS: Final = 32
 _MOST_CHILDREN: Final = 64
 _MOST_ANCESTORS: Final = 8
@@ -41,7 +41,7 @@ _SLACK_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """The fields of /proc/PID/stat that are used here. Times are in clock ticks."""
+    """Fields of /proc/PID/stat that are used here. Times are in clock ticks."""
 
     state: RunState | None
     parent: int
@@ -53,12 +53,12 @@ class Stat:
 
     @property
     def alive(self) -> bool:
-        """It runs, or could; the kernel is not taking it down."""
+        """True if it runs, or could: the kernel is not taking it down."""
         return not self.exiting and self.state not in (RunState.ZOMBIE, RunState.DEAD)
 
 
 def read(path: str) -> str | None:
-    """A small file of the kernel's; None if it cannot be read."""
+    """Return the text of a small file of the kernel's; None if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -75,7 +75,7 @@ def read(path: str) -> str | None:
 
 
 def stat(pid: int) -> Stat | None:
-    """Of the process's main thread, or of the whole process where that is the same."""
+    """Return the fields of the process's main thread, or of the whole process where that is the same."""
     fields = (read(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
     try:
         return Stat(
@@ -92,13 +92,16 @@ def stat(pid: int) -> Stat | None:
 
 
 def wchan(pid: int) -> str | None:
-    """Where in the kernel the main thread sleeps; "" or "0" if it does not or nobody may know."""
+    """Return where in the kernel the main thread sleeps; "" or "0" if it does not or nobody may know."""
     text = read(f"/proc/{pid}/wchan")
     return None if text is None else text.strip()
 
 
 def children(pid: int) -> list[int]:
-    """The processes that it has started, or was given when their parent ended; those of its main thread in front."""
+    """Return the processes that it has started, or was given when their parent ended.
+
+    Those of its main thread come first.
+    """
     try:
         threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))[:_MOST_THREADS]
     except (OSError, ValueError):
@@ -111,7 +114,7 @@ def _children_of_thread(pid: int, thread: int) -> list[int]:
 
 
 def name(pid: int, before_s: float | None = None) -> str:
-    """The command of a process, if it lives and has started before this time of CLOCK_MONOTONIC; else ""."""
+    """Return the command of a process, if it lives and has started before this time of CLOCK_MONOTONIC; else ""."""
     known = stat(pid)
     if known is None or (before_s is not None and _age_s(known) < monotonic() - before_s - _SLACK_S):
         return ""
@@ -132,23 +135,23 @@ def _age_s(known: Stat) -> float:
 
 
 def own_age_s() -> float:
-    """For how long this process has run; 0 if /proc does not tell."""
+    """Return how long this process has run, in seconds; 0 if /proc does not show it."""
     known = stat(os.getpid())
     return 0.0 if known is None else _age_s(known)
 
 
 def living(pids: Collection[int]) -> list[tuple[int, Stat]]:
-    """Those that live, with their state."""
+    """Return the processes that live, with their state."""
     found = ((pid, stat(pid)) for pid in pids)
     return [(pid, known) for pid, known in found if known is not None and known.alive]
 
 
 def orphans(parent: int, own: Collection[int], noted: Collection[tuple[int, int]]) -> list[tuple[int, Stat]]:
-    """What a process that has ended, or is ending, has left and still lives.
+    """Return the living processes that an ended or ending process has left.
 
-    That is its `own` children, if it has any yet; those that were `noted` earlier, each with its start time; and those
-    of its session or group that the kernel has given to this process or to one of its ancestors, as it does with
-    whatever loses its parent.
+    These are its `own` children, if it still has any, and those that were `noted` earlier, each with its start time.
+    Members of its session or group count too, if the kernel has given them to this process or to one of its ancestors.
+    The kernel does so with every process that loses its parent.
     """
     starts = dict(noted)
     found = []
@@ -160,7 +163,7 @@ def orphans(parent: int, own: Collection[int], noted: Collection[tuple[int, int]
 
 
 def _adopted() -> Iterator[int]:
-    """The newest children of this process and, unless it is the reaper of orphans itself, of its ancestors.
+    """Yield the newest children of this process and, unless it is the reaper of orphans itself, of its ancestors.
 
     The kernel gives an orphan to the main thread of its reaper.
     """
@@ -179,13 +182,13 @@ def _reaps() -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """The parent of a process, 0 if it has none or is gone."""
+    """Return the parent of a process, 0 if it has none or is gone."""
     known = stat(pid)
     return 0 if known is None else known.parent
 
 
 def session_of(pid: int) -> int:
-    """The leader of a process's session, 0 if the process is gone."""
+    """Return the leader of a process's session, 0 if the process is gone."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -193,18 +196,21 @@ def session_of(pid: int) -> int:
 
 
 def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Have the kernel kill this process when `parent` ends; False if that was gone before the kernel knew."""
+    """Make the kernel signal this process when `parent` ends. Returns False if `parent` was gone before."""
     _prctl()(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     return os.getppid() == parent
 
 
 def call_me(name: str) -> None:
-    """The name of the calling thread for tools, at most 15 bytes. The main thread's is the process's."""
+    """Name the calling thread for tools, at most 15 bytes. The main thread's name is the process's."""
     _prctl()(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def is_dumpable() -> bool:
-    """Whether other processes of this user may look into this one; not once its user or capabilities have changed."""
+    """Return whether other processes of this user may inspect this one.
+
+    They may not once its user or capabilities have changed.
+    """
     return bool(_prctl()(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 1)
 
 
@@ -215,33 +221,33 @@ def _prctl() -> Any:
 
 @dataclass(slots=True)
 class _Look:
-    """What was seen of a process and when, and since when its main thread has been seen where it is."""
+    """Observation of a process and its time, and since when its main thread has been seen where it is."""
 
     known: Stat
     at_s: float
     turns: str
-    """How often the main thread has been given a processor."""
+    """Number of times that the main thread has been given a processor."""
     since_s: float
     otherwise_s: float = -inf
-    """When it was seen last in another state, or before it had moved."""
+    """Time of the last look that found it in another state, or before it had moved."""
     busy: float | None = None
     busy_s: float = 0.0
-    """When `busy` was counted last, up to `used_ticks`."""
+    """Time at which `busy` was counted last, up to `used_ticks`."""
     used_ticks: int = 0
 
 
 class ProcessWatch:
-    """Looks at one process again and again."""
+    """Repeated observation of one process."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._children: dict[int, int] = {}
-        """Those that were seen, with their start times."""
+        """Children that were seen, with their start times."""
         self._last: _Look | None = None
         self.look()
 
     def look(self) -> Stat | None:
-        """See what it is doing now. Cheap: two files of /proc. None if it has gone."""
+        """Observe the process. Cheap: two files of /proc. Returns None if it has gone."""
         known, now_s = stat(self.pid), monotonic()
         last = self._last
         if known is None or (last is not None and last.known.start_ticks != known.start_ticks):
@@ -260,7 +266,7 @@ class ProcessWatch:
         return known
 
     def report(self, *, ending: bool) -> Process:
-        """All that is known of it. Of one that is `ending` the children that live are orphans."""
+        """Return all facts about the process. Living children of one that is `ending` are orphans."""
         known, last = self.look(), self._last
         if known is None or last is None:
             return Process(self.pid, orphans=self.left())
@@ -280,7 +286,7 @@ class ProcessWatch:
         )
 
     def left(self) -> tuple[Child, ...]:
-        """Processes that it has left behind, if it has ended or is about to."""
+        """Return the processes that it has left behind, if it has ended or is about to."""
         known = stat(self.pid)
         its_own = self._last is not None and known is not None and known.start_ticks == self._last.known.start_ticks
         if known is not None and not its_own:
@@ -289,7 +295,7 @@ class ProcessWatch:
 
 
 def _state_s(last: _Look) -> float | None:
-    """For how long it stands as it does, at least; None if that may be long or short, as far as was looked."""
+    """Return the least duration of the present state; None if, by the looks so far, it may be long or short."""
     now_s = monotonic()
     lasted_s = now_s - last.since_s
     return lasted_s if lasted_s >= _LASTING_S or now_s - last.otherwise_s < _LASTING_S else None

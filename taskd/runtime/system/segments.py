@@ -3,8 +3,8 @@
 Rules:
 
 1. A script may make a segment by a fixed name in its set-up. The name is free only when the resource tracker of the
-   process before has removed the segment.
-2. Random names, as libraries make them, can be no obstacle to anybody.
+   previous process has removed the segment.
+2. Random names, as libraries make them, can be no obstacle to any process.
 """
 
 import os
@@ -18,7 +18,7 @@ from taskd.runtime.system.pidfd import ProcessHandle
 
 _SEGMENTS: Final = Path("/dev/shm")
 _RANDOM: Final = ("psm_", "sem.", "torch_", "loky-", "nccl-", "cuda.shm.")
-"""How names begin that Python, glibc, torch, joblib, NCCL and CUDA make up."""
+"""Beginnings of the names that Python, glibc, torch, joblib, NCCL and CUDA make up."""
 _LOOK_S: Final = 0.005
 
 
@@ -31,7 +31,7 @@ def await_removal(cleaners: Iterable[int], timeout_s: float) -> None:
         for process in running:
             stack.callback(process.close)
         while left and time.monotonic() < until_s and any(process.runs() for process in running):
-            time.sleep(_LOOK_S)  # nothing tells that a segment has been removed
+            time.sleep(_LOOK_S)  # no event reports the removal of a segment
             left &= _named_segments()
 
 

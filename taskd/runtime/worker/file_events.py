@@ -1,4 +1,4 @@
-"""Audit events of Python's about files, in processes that check themselves: one hook, and whoever listens.
+"""Python's audit events about files, in processes that check themselves: one hook, and its listeners.
 
 Rules:
 
@@ -21,13 +21,13 @@ VERBS: Final[Mapping[str, str]] = {
     "shutil.move": "moves",
     "os.mkdir": "makes",
 }
-"""What an event does to its first argument."""
+"""Effect of an event on its first argument."""
 EMPTIES: Final = "empties"
 WRITES: Final = "writes to"
 _CACHES: Final = ("__pycache__", "torchinductor", "triton", "/dev/", "/proc/")
 """Files of the interpreter and of compilers."""
 _COMPILERS: Final = ("torch._inductor.", "triton.", "torch.utils.cpp_extension")
-"""Modules of compilers. What they call counts as theirs."""
+"""Modules of compilers. Their calls count as theirs."""
 Listener = Callable[[str, str], None]
 _listeners: list[Listener] = []
 _hooked: list[bool] = []

@@ -1,14 +1,14 @@
-"""Stand in a function's place without a frame of ours: warnings keep their line, tracebacks their length.
+"""Replacements of functions without a frame of ours: warnings keep their line, tracebacks their length.
 
 Rules:
 
-1. Every function of ours that stands between a user and torch for longer than a call is made here. A wrapper written
-   in Python is a frame, which `warnings.warn(stacklevel=2)` takes for the caller and every traceback shows.
-2. What is made takes the original's place entirely: name, signature, class, equality and pickling are the original's.
-   torch.compile inlines an original that is a function, and none of ours. It breaks its graph at a bound method's:
-   what compiled code may call of an object keeps its frame (a module's `__call__` and `zero_grad`).
-3. Where the core or this Python lacks something (`csrc/frameless.c`), a Python function with the same effect stands
-   there: it has the original's name and signature, and a frame.
+1. Every function of ours that stands between a user and torch for longer than a call is made here. A wrapper written in
+   Python is a frame. `warnings.warn(stacklevel=2)` takes it for the caller, and every traceback shows it.
+2. A replacement takes the original's place entirely: name, signature, class, equality and pickling are the original's.
+   torch.compile inlines an original that is a function, and none of ours. It breaks its graph at a bound method's. So
+   methods that compiled code may call keep their frame (a module's `__call__` and `zero_grad`).
+3. Where the core or this Python lacks something (`csrc/frameless.c`), a Python function with the same effect replaces
+   it: it has the original's name and signature, and a frame.
 """
 
 import copy
@@ -29,12 +29,13 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A callable, its arguments and its options."""
 Steps = Generator[Call | None, Any, Any]
 Around = Callable[..., Steps]
-"""Given the arguments of a call. Yields None to have the original called with them, or what is called instead.
+"""Body of a replacement. Given the arguments of a call, it yields None to have the original called with them.
 
-It is sent the result, or thrown the error, and returns what the caller gets. It may yield several times, or never.
+It may also yield another call to make instead. It is sent the result, or thrown the error, and returns the caller's
+result. It may yield several times, or never.
 """
 ORIGINAL: Final = None
-"""What a generator yields to have the original called."""
+"""Value that a generator yields to have the original called."""
 
 
 def around(original: Any, body: Around) -> Any:
@@ -66,7 +67,7 @@ def followed(
 
 
 def sent_on(original: Any, choose: Callable[[Any], Callable[..., Any]]) -> Any:
-    """Return a method in place of `original`: `choose(self)` returns what is called with the other arguments."""
+    """Return a method in place of `original`: `choose(self)` returns the callable for the other arguments."""
     kind = _kind()
     if kind is not None:
         return kind(original, None, choose, None, None)
@@ -92,12 +93,12 @@ def stop() -> Steps:
 
 
 def finish(steps: Steps) -> Any:
-    """Do the steps of a body here and now, none of which may ask for the original, and return their result."""
+    """Do the steps of a body here and now, none of which may request the original, and return their result."""
     return _in_python(_no_original, lambda: steps)()
 
 
 def caller() -> types.FrameType:
-    """Return the frame that has called what the body stands for. For bodies alone."""
+    """Return the frame that has called the body's replacement. For bodies alone."""
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals is globals():
         frame = frame.f_back
@@ -106,7 +107,7 @@ def caller() -> types.FrameType:
 
 
 def original_of(call: Any) -> Any:
-    """Return what stands behind `call`, if it was made here; else None."""
+    """Return the original behind `call`, if it was made here; else None."""
     kind = _kind()
     if kind is not None and type(call) is kind:
         return vars(kind)["original"].__get__(call)
@@ -135,7 +136,7 @@ def _no_original() -> Any:
 
 
 def _reduce(call: Any) -> Any:
-    """Return a name where that leads to `call` itself, else what makes the original again."""
+    """Return a name if it leads to `call` itself, else the means to make the original again."""
     original = original_of(call)
     if isinstance(original, types.MethodType):
         return getattr, (original.__self__, original.__name__)
@@ -167,7 +168,7 @@ def _in_python(original: Any, body: Around) -> Any:
                 except BaseException as raised:  # noqa: BLE001 - the body decides
                     error = raised
         finally:
-            del error  # whose traceback has this frame
+            del error  # its traceback has this frame
 
     vars(call)["_taskd_original"] = original
     vars(call)["_torchdynamo_inline"] = original

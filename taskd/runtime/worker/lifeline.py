@@ -2,10 +2,10 @@
 
 Rules:
 
-1. A program may close every descriptor, and its own files then have our number. A number is used only while it is still
-   our socket: it is compared by its inode each time.
-2. A socket that has been closed so is made anew, and `Hello` said again. Whoever waits in the old one still hears what
-   the agent had sent there.
+1. A program may close every descriptor, and its own files then have our number. So a number is used only while it is
+   still our socket: its inode is compared each time.
+2. A socket that was closed in this way is made anew, and `Hello` is sent again. A thread that waits in the old one
+   still receives the packets that the agent had sent there.
 3. Two threads use one end: each sends whole packets; one alone receives.
 """
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lifeline:
-    """One process's link to its agent, and the hidden thread that listens to it.
+    """One process's link to its agent, and the hidden thread that reads it.
 
     Args:
         connect: called for each connection; raises `LinkError` if there is no agent.
@@ -36,7 +36,6 @@ class Lifeline:
 
     Raises:
         LinkError: the agent does not listen.
-
     """
 
     def __init__(
@@ -52,11 +51,11 @@ class Lifeline:
         self._ended = ended
         self._lock = threading.Lock()
         self._over = False
-        """The agent has closed the connection: there is none any more."""
+        """True once the agent has closed the connection: there is none any more."""
         self._end = self._connect()
 
     def listen(self) -> None:
-        """Let the thread begin."""
+        """Start the thread."""
         self.thread = HiddenThread(partial(self._listen, self._end), "taskd-control")
 
     def send(self, frame: bytes) -> None:
@@ -117,19 +116,19 @@ def to_agent(path: Path, agent_pid: int) -> socket.socket:
 
 
 class _End:
-    """A socket, and how it is known again."""
+    """A socket, and the inode that identifies it."""
 
     def __init__(self, link: socket.socket) -> None:
         self.socket = link
         self._inode = _inode(link.fileno())
 
     def is_lost(self) -> bool:
-        """Whether somebody else has closed it."""
+        """Return whether other code has closed it."""
         number = self.socket.fileno()
         return number < 0 or _inode(number) != self._inode
 
     def receive(self) -> bytes:
-        """The agent's next packet; empty if it has gone, or the socket was closed."""
+        """Return the agent's next packet; empty if the agent has gone, or the socket was closed."""
         if self.is_lost():
             return b""
         try:
@@ -138,7 +137,7 @@ class _End:
             return b""
 
     def close(self) -> None:
-        """Close what is ours, and nothing else."""
+        """Close our own socket, and nothing else."""
         if self.is_lost():
             self.socket.detach()
         else:

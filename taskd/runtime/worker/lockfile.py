@@ -1,12 +1,12 @@
-"""Lock files that outlive a killed owner: signed by whoever makes one, taken over (see `core/diagnosis/locks.py`).
+"""Lock files that outlive a killed owner: each maker signs its own (see `core/diagnosis/locks.py`).
 
 Rules:
 
-1. A stale lock is not removed and made anew but taken over: it is signed anew under `flock`. So its name never
-   disappears, and whoever waits for it does not take what was never built for finished.
+1. A stale lock is taken over, not removed and made anew: it is signed anew under `flock`. So its name never disappears,
+   and a waiting process does not take an unfinished build for finished.
 2. Only a regular file of this user, with one name, is opened, never through a link. It is locked only if it is signed.
-3. Where /proc is that of another PID namespace nothing can be proven: nothing is signed or taken over there.
-4. No error comes out: what cannot be seen is not known.
+3. Where /proc is that of another PID namespace, nothing can be proven: nothing is signed or taken over there.
+4. No error leaves this module: facts that cannot be read are unknown.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _MOST_BYTES: Final = 1024
 _LOCAL: Final = frozenset(
     (0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x794C7630, 0x2FC12FC1, 0xF2F52010, 0x858458F6, 0xCA451A4E)
 )
-"""ext2 to ext4, xfs, btrfs, tmpfs, overlay, zfs, f2fs, ramfs, bcachefs: from linux/magic.h."""
+"""Local file systems: ext2 to ext4, xfs, btrfs, tmpfs, overlay, zfs, f2fs, ramfs, bcachefs (linux/magic.h)."""
 _STATFS_BYTES: Final = 256
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.005
@@ -39,7 +39,7 @@ _MOST_TOLD: Final = 3
 
 
 def sign(descriptor: int) -> None:
-    """This process has made the lock file with this descriptor: say so in it, and hold it until that is closed."""
+    """Sign the lock file with this descriptor, which this process has made, and hold it until that is closed."""
     here = _here()
     with suppress(OSError):
         if here is not None:
@@ -52,7 +52,7 @@ def sign(descriptor: int) -> None:
 
 
 def look(path: str) -> Holding:
-    """Whose the lock file is."""
+    """Return how a lock file is held, and why."""
     descriptor, holding = _open(path)
     if descriptor is not None:
         os.close(descriptor)
@@ -60,7 +60,10 @@ def look(path: str) -> Holding:
 
 
 def take(path: str) -> tuple[int | None, Holding]:
-    """Take the lock file over if it is stale: a descriptor that holds it, signed by this process, else None."""
+    """Take a lock file over if it is stale, and return how it is held.
+
+    The first result is a descriptor that holds it, signed by this process, or None if it was not taken over.
+    """
     descriptor, holding = _open(path)
     if descriptor is None:
         return None, holding
@@ -74,7 +77,7 @@ def take(path: str) -> tuple[int | None, Holding]:
 
 
 def _open(path: str) -> tuple[int | None, Holding]:
-    """A descriptor of it, which has the `flock` if the lock is stale, and whose it is."""
+    """Return a descriptor of a lock file, and how it is held. A stale one is under `flock` then."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -112,7 +115,7 @@ def _see(descriptor: int, path: str) -> Sight:
 
 
 def _here() -> tuple[str, int] | None:
-    """This boot of this kernel and this PID namespace; None if /proc is of another one."""
+    """Return this boot of this kernel and this PID namespace; None if /proc is of another one."""
     boot = (processes.read("/proc/sys/kernel/random/boot_id") or "").strip()
     try:
         if not boot or os.readlink("/proc/self") != str(os.getpid()):
@@ -148,7 +151,7 @@ def _lies_at(path: str, known: os.stat_result) -> bool:
 
 
 def _is_alive(signature: Signature) -> bool:
-    """Its process is there, or may be."""
+    """Return whether the signing process is there, or may be."""
     known = processes.stat(signature.pid)
     if known is not None:
         return known.start_ticks == signature.start_ticks and known.alive
@@ -159,7 +162,10 @@ def _is_alive(signature: Signature) -> bool:
 
 
 def _is_free(descriptor: int) -> bool:
-    """Nobody has the lock; this process has it now. Another one that looks has it for some microseconds."""
+    """Return whether nobody has the lock, which this process then has.
+
+    Another process that inspects the file has the lock for some microseconds.
+    """
     for _ in range(_TRIES):
         with suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,7 +175,7 @@ def _is_free(descriptor: int) -> bool:
 
 
 def _children(signature: Signature) -> int:
-    """Processes of its session or group. As long as there are any, its number is given to nobody else."""
+    """Count the processes of its session or group. As long as there are any, its number is given to no other."""
     pid, after = signature.pid, processes.stat(signature.pid)
     if after is not None and after.start_ticks != signature.start_ticks:
         return 0
@@ -185,7 +191,7 @@ def _is_local(descriptor: int) -> bool:
 
 
 def _open_by(path: str) -> tuple[str, ...]:
-    """Other processes of this user and container that have the file open, in words."""
+    """Return the other processes of this user and container that have the file open, in words."""
     place, found = os.path.realpath(path), []
     for pid in (name for name in os.listdir("/proc") if name.isdecimal() and int(name) != os.getpid()):
         with suppress(OSError):

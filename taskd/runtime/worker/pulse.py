@@ -1,4 +1,4 @@
-"""What each step needs of taskd, done by functions of the core that Python calls directly (`csrc/pulse.c` has the why).
+"""taskd's work in each step, done by functions of the core that Python calls directly (reasons: `csrc/pulse.c`).
 
 Rules:
 
@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 Buffer = bytes | memoryview
 Hook = Callable[..., None]
 NEVER: Final = 1 << 62
-"""The step that nobody waits for."""
+"""Number of a step that is never reached: no commit is awaited."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where positions go: writable memory of five slots of equal size, and the sequence number of the newest entry."""
+    """Memory for positions: five writable slots of equal size, and the sequence number of the newest entry."""
 
     memory: Any
     slot_bytes: int
@@ -35,13 +35,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Sources:
-    """What is copied, one after the other, and the two conditions under which that is the whole truth.
+    """Buffers to copy, one after the other, and the two conditions under which they are complete.
 
     Attributes:
         buffers: read at each call.
-        pointer: an address, and what the pointer that stands there must point at; None if nothing can move.
-        generator: an object whose attribute `spare` must be None; None if there is none.
-
+        pointer: address of a pointer, and the value that it must have; None if nothing can move.
+        generator: object whose attribute `spare` must be None; None if there is none.
     """
 
     buffers: Sequence[Buffer]
@@ -51,11 +50,11 @@ class Sources:
 
 
 class Extra(enum.IntEnum):
-    """Why a commit has more to do than to count. Each has one writer at a time."""
+    """Reason why a commit has more to do than to count. Each has one writer at a time."""
 
-    STATE = 0  # something that the state itself knows of; the thread that trains sets it
-    ON_COMMIT = 1  # somebody waits for the commit; the control thread sets it too
-    FAILURE = 2  # a collective has failed, on whatever thread
+    STATE = 0  # a reason in the state itself; the thread that trains sets it
+    ON_COMMIT = 1  # a commit is awaited; the control thread sets it too
+    FAILURE = 2  # a collective has failed, on any thread
 
 
 class Board:
@@ -63,7 +62,6 @@ class Board:
 
     Attributes:
         counts: how often each optimizer's step was begun and done since the last commit.
-
     """
 
     def __init__(self, optimizers: int) -> None:
@@ -76,12 +74,12 @@ class Board:
 
     @property
     def memory(self) -> memoryview:
-        """For the core: `struct taskd_board`, and the counts behind it."""
+        """Memory for the core: `struct taskd_board`, and the counts behind it."""
         return self._memory
 
     @property
     def step(self) -> int:
-        """Committed steps."""
+        """Number of committed steps."""
         return self._words[0]
 
     @step.setter
@@ -90,7 +88,7 @@ class Board:
 
     @property
     def commits(self) -> int:
-        """Those of this process with the state that it has."""
+        """Commits of this process with its present state."""
         return self._words[1]
 
     @commits.setter
@@ -99,7 +97,7 @@ class Board:
 
     @property
     def due(self) -> int:
-        """The step whose commit has more to do than to count. Any thread may set it."""
+        """Step whose commit has more to do than to count. Any thread may set it."""
         return self._words[3]
 
     @due.setter
@@ -107,33 +105,32 @@ class Board:
         self._words[3] = step
 
     def reset(self) -> None:
-        """Count the optimizers' steps from zero."""
+        """Reset the counts of the optimizers' steps to zero."""
         for index in range(len(self.counts)):
             self.counts[index] = 0
 
     def demand(self, extra: Extra, *, wanted: bool = True) -> None:
-        """The next commit has more to do than to count; or, for this reason, it has not any more."""
+        """Set, or clear if not `wanted`, a reason why the next commit has more to do than to count."""
         self._extras[extra] = wanted
 
 
 class _Address(int):
-    """The `self` of a function of the core."""
+    """Address that is the `self` of a function of the core."""
 
     owner: object
 
 
 class Pulse:
-    """The functions for one training state.
+    """Functions of the core for one training state.
 
-    `commit(step)` puts down a committed position and shows the step in the black box. `commit_quickly(loss)` is a whole
-    commit, where there is nothing to do but to count; else it calls `commit_whole`. `after_forward` puts down a
-    tentative position for the board's step + 1. `optimizers` has the two step hooks of each optimizer; they count in
-    the board's counts, two numbers each (begun, done), which a commit sets to 0. Where a position cannot be put down by
-    the core the two functions `slowly` do it, after a commit and after a forward pass.
+    `commit(step)` stores a committed position and shows the step in the black box. `commit_quickly(loss)` is a whole
+    commit, if there is nothing to do but to count. Otherwise it calls `commit_whole`. `after_forward` stores a
+    tentative position for the board's step + 1. `optimizers` has the two step hooks of each optimizer. They count in
+    the board's counts, two numbers each (begun, done), which a commit sets to 0. If the core cannot store a position,
+    the two functions `slowly` do it, after a commit and after a forward pass.
 
     Raises:
         ShimError: the core cannot do it in this Python.
-
     """
 
     def __init__(
@@ -182,17 +179,17 @@ class Pulse:
         ]
 
     def pack_with(self, pack: Callable[[], bytes]) -> None:
-        """From now on what `pack` returns is put down behind the sources."""
+        """Store the result of `pack` behind the sources from now on."""
         self._pack = pack
         self._kept[0].pack = interface().cast("void *", id(pack))
 
     def after_pass(
         self, module: object, trains: memoryview, grad_enabled: Callable[[], bool], unusual: Hook, *, records: bool
     ) -> Hook:
-        """What to call after each forward pass of a module.
+        """Return the hook to call after each forward pass of a module.
 
-        Where its `training` is True, `grad_enabled` returns True, and `trains` is not 0, it puts down a tentative
-        position if it `records`; else it calls `unusual`.
+        If its `training` is True, `grad_enabled` returns True, and `trains` is not 0, the hook stores a tentative
+        position, provided that it `records`. If one of the three does not hold, it calls `unusual`.
         """
         ffi = interface()
         raw = ffi.new("struct taskd_pass *")
@@ -221,7 +218,7 @@ def pulse_of(
     commit_whole: Callable[..., None],
     slowly: tuple[Hook, Hook],
 ) -> Pulse | None:
-    """A `Pulse`; None where not every generator can be read, or the core cannot do it: then Python does the same."""
+    """Return a `Pulse`; None if a generator cannot be read, or the core cannot do it: then Python does the same."""
     if sources is None:
         return None
     try:
@@ -232,15 +229,18 @@ def pulse_of(
 
 
 def _pointer(kind: str, memory: Any) -> Any:
-    """No export is held: the collector may meet the view before the pulse, and dislikes views with exports."""
+    """Return a pointer to `memory` without an export.
+
+    The collector may meet the view before the pulse, and a view with exports is an obstacle to it.
+    """
     ffi = interface()
     return ffi.cast(kind, int(ffi.cast("intptr_t", ffi.from_buffer(memory))))
 
 
 def guard(memory: Any) -> Callable[[], object]:
-    """Others may cut the file that is mapped as `memory`: this costs a process with a black box no SIGBUS.
+    """Protect a process with a black box from a SIGBUS if others cut the file that is mapped as `memory`.
 
-    Call what is returned before it is unmapped.
+    Call the returned function before the file is unmapped.
     """
     try:
         at = _pointer("void *", memory)

@@ -1,10 +1,10 @@
-"""Files that a rank's set-up empties and folders that it makes, noted as they come.
+"""Files that a rank's set-up empties and folders that it makes, recorded as they come.
 
 A new process of the rank runs the set-up again, in the middle of the job. `proof/set_up_writes.py` judges these.
 
 Rules:
 
-1. Only a process that begins with the job notes them, and only if the job checks itself.
+1. Only a process that begins with the job records them, and only if the job checks itself.
 2. Events of the main thread count, from before the script's first line until the training function is entered.
 """
 
@@ -26,8 +26,8 @@ class FileEvent(NamedTuple):
     Attributes:
         path: absolute.
         frames: file and line of each frame that has led to it, innermost first.
-        exclusive: of a folder: whether it may not have been there before.
-        unix_s: when it came.
+        exclusive: for a folder, True if it must not have existed before.
+        unix_s: time of the event.
     """
 
     path: str

@@ -1,9 +1,9 @@
-"""What Python's threads of this process are doing, without stopping them and without any lock.
+"""Activity of this process's Python threads, found without stopping them and without any lock.
 
 Rules:
 
-1. `threading.enumerate` takes a lock, which the thread that is asked about may hold for good. So it is not called.
-2. What is made is bounded: it fits a message whatever the program does.
+1. `threading.enumerate` takes a lock, which the inspected thread may hold for good. So it is not called.
+2. The result is bounded: it fits a message whatever the program does.
 3. Nothing is kept: a frame holds everything that its function has.
 """
 
@@ -21,31 +21,31 @@ _DEEPEST: Final = 2000
 _MOST_PATH_CHARS: Final = 160
 _MOST_NAME_CHARS: Final = 80
 _MOST_BYTES: Final = 128 << 10
-"""Of all frames together, of the 200 KiB that one message may have."""
+"""Limit of all frames together, of the 200 KiB that one message may have."""
 
 
 _training: int | None = None
 
 
 def trains_here() -> None:
-    """The calling thread runs the training function: it counts as the main one from now on."""
+    """Record that the calling thread runs the training function: it counts as the main one from now on."""
     global _training  # noqa: PLW0603 - one per process
     _training = threading.get_ident()
 
 
 def training_thread() -> int:
-    """The thread that runs the training function, or the main one as long as none has."""
+    """Return the thread that runs the training function, or the main one as long as none has."""
     return _training or threading.main_thread().ident or 0
 
 
 def main_stack() -> tuple[str, ...]:
-    """The training thread's frames, innermost first, each `file:line in function`."""
+    """Return the training thread's frames, innermost first, each `file:line in function`."""
     frame = sys._current_frames().get(training_thread())
     return _frames(frame, _DEEPEST)
 
 
 def all_stacks() -> tuple[ThreadStack, ...]:
-    """All threads but the one that asks, the training thread in front."""
+    """Return the stacks of all threads but the calling one, the training thread in front."""
     main, asking = training_thread(), threading.get_ident()
     threads = vars(threading)["_active"]
     names = {ident: thread.name for ident, thread in list(threads.items())} | hidden.names()
@@ -73,7 +73,7 @@ def _frames(frame: FrameType | None, most: int) -> tuple[str, ...]:
 
 
 def _sendable(text: str) -> str:
-    """A file's name may hold bytes that are no text."""
+    """Return a text that can be sent: a file's name may hold bytes that are no text."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 

@@ -1,13 +1,13 @@
-"""The control thread of one rank's process: listens to the agent, and hands the main thread its orders.
+"""The control thread of one rank's process: receives the agent's messages, and hands the main thread its orders.
 
 Rules:
 
 1. The machine of `taskd.core.worker` decides; this file locks, sends and wakes.
-2. The control thread never runs the user's code. It breaks and mends collectives, and tells what the process is about,
+2. The control thread never runs the user's code. It breaks and mends collectives, and reports the process's activity,
    through the `Breaker` that the training adaptor gives it.
-3. A forked child has no link: `current()` answers None there.
-4. When torchrun is gone, this process ends: no orphan outlives it. When its agent alone has ended, nobody waits for an
-   order any more, and the script goes on as under stock torchrun.
+3. A forked child has no link: `current()` returns None there.
+4. When torchrun is gone, this process ends: no orphan outlives it. When its agent alone has ended, no order is awaited
+   any more, and the script goes on as under stock torchrun.
 """
 
 import logging
@@ -53,7 +53,7 @@ from taskd.wire.state import StateHeld
 
 logger = logging.getLogger(__name__)
 Connect = Callable[[], socket.socket]
-"""Returns a new connection to the agent, or raises `LinkError`."""
+"""Function that returns a new connection to the agent, or raises `LinkError`."""
 _STANDINGS: Final = {
     WorkerState.SETUP: Standing.STARTING,
     WorkerState.TRAINING: Standing.TRAINING,
@@ -66,31 +66,34 @@ _STANDINGS: Final = {
 
 
 class Breaker(Protocol):
-    """Frees a main thread that is stuck in a collective, and allows collectives again."""
+    """Means to free a main thread that is stuck in a collective, and to allow collectives again."""
 
     def break_collectives(self) -> None:
-        """From now on, until `mend`, every collective of this process fails at once."""
+        """Make every collective of this process fail at once, from now on until `mend`."""
         ...
 
     def mend(self) -> None:
-        """Collectives may work again."""
+        """Let collectives work again."""
         ...
 
     def leave_at_commit(self) -> None:
-        """The main thread is to leave the resilient function: it asks `WorkerLink.committed` at its next commit."""
+        """Make the main thread leave the resilient function: it calls `WorkerLink.committed` at its next commit."""
         ...
 
     def leave_wait(self) -> None:
-        """The main thread waits, in no collective: raises what the resilient function is left by, if it is to leave."""
+        """Raise `Interrupted` if the resilient function must be left. The main thread waits, in no collective."""
         ...
 
     def standing(self, stack: Sequence[str], usual: Standing) -> Standing:
-        """What the process is about, seen by its main thread's stack too; `usual` by what it was told and has said."""
+        """Return the process's phase, also by its main thread's stack.
+
+        `usual`: the phase by orders and reports alone.
+        """
         ...
 
 
 class AbandonedError(TaskdError):
-    """The agent said that no recovery will come. The main thread lets its own exception go on."""
+    """The agent has announced that no recovery will come. The main thread lets its own exception go on."""
 
 
 class WorkerLink:
@@ -108,9 +111,9 @@ class WorkerLink:
         self._broken = False
         self._lock_seen: LockSeen | None = None
         self.holding: Callable[[bool], StateHeld] = lambda _paused: StateHeld()
-        """Asked for each report; whether it is one of a paused rank, which tells its copies too."""
+        """Called for each report, with True for one of a paused rank, which also reports its copies."""
         self.peers_key: str | None = None
-        """By which the job's ranks know one another; "" without a secret, None until the agent has answered."""
+        """Key by which the job's ranks recognize one another; "" without a secret, None before the agent's answer."""
         self._reported: Report | None = None
         self._orders: list[WorldPlan | AbandonedError | None] = []
         hello = Hello(
@@ -128,32 +131,32 @@ class WorkerLink:
 
     @property
     def joins(self) -> bool:
-        """Whether this process comes into a living world and has not joined it yet."""
+        """True if this process comes into a living world and has not joined it yet."""
         return self._machine.joins
 
     @property
     def interrupted(self) -> bool:
-        """Whether the main thread is to leave the resilient function."""
+        """True if the main thread must leave the resilient function."""
         return self._machine.state is WorkerState.INTERRUPTED
 
     @property
     def pause_generation(self) -> int:
-        """The oldest world that may still be formed, as far as this process was told."""
+        """Oldest world that may still be formed, as far as the agent has reported."""
         return self._machine.pause_generation
 
     @property
     def first_step(self) -> bool:
-        """Whether no step of the present world has been committed yet."""
+        """True until a step of the present world is committed."""
         return self._machine.first_commit
 
     @property
     def in_set_up(self) -> bool:
-        """Whether no resilient function has been entered yet."""
+        """True until a resilient function is entered."""
         return self._machine.state is WorkerState.SETUP
 
     @property
     def inside(self) -> bool:
-        """Whether the resilient function runs, or was left by an exception of the script: no order is awaited."""
+        """True while the resilient function runs, or was left by an exception of the script: no order is awaited."""
         return self._machine.state in (WorkerState.TRAINING, WorkerState.INTERRUPTED)
 
     def attach(self, breaker: Breaker) -> None:
@@ -164,21 +167,23 @@ class WorkerLink:
                 breaker.break_collectives()
 
     def enter(self, step: int, condition: Condition) -> None:
-        """The resilient function is about to be called, or the wait for a plan begins (`inside` tells)."""
+        """Report that the resilient function is about to be called, or that the wait for a plan begins (`inside`)."""
         if self.inside:
-            self.last_words("", "")  # the script has caught what it was left by
+            self.last_words("", "")  # the script has caught the exception that left it
         self._feed(Input(WorkerEvent.ENTER, step=step, condition=condition))
 
     def raised(self, step: int, condition: Condition, cause: str) -> None:
-        """The main thread came out of the resilient function, or out of a world that could not be built."""
+        """Report that the main thread came out of the resilient function, or out of a world that could not be built."""
         self._feed(Input(WorkerEvent.RAISED, step=step, condition=condition, cause=cause))
 
     def last_words(self, cause: str, kind: str) -> None:
-        """An exception goes up out of the resilient function: nobody recovers this process."""
+        """Report an exception that leaves the resilient function upwards: nobody recovers this process."""
         self._send(SelfReport(cause=cause, kind=kind))
 
     def refuse(self, *, no_rebuild: str = "", no_newcomer: str = "", anew: str = "") -> None:
-        """Say beforehand why this process cannot be recovered in place: at a fault all processes start anew instead.
+        """Declare beforehand why this process cannot be recovered in place.
+
+        At a fault all processes then start anew instead.
 
         Args:
             no_rebuild: why no world can be rebuilt with it, even if every process lives.
@@ -186,51 +191,50 @@ class WorkerLink:
             anew: why all processes are to start anew at once, although nothing has failed; that costs no restart.
 
         The newest call counts; an empty reason takes the former one back.
-
         """
         self._send(Refuses(no_rebuild=no_rebuild, no_newcomer=no_newcomer, anew=anew))
 
     def recorded_setup(self, digest: str) -> None:
-        """The results of the set-up's collectives are in a file of this digest."""
+        """Report that the results of the set-up's collectives are in a file of this digest."""
         self._send(SetupRecorded(digest=digest))
 
     def saw_non_finite(self, step: int, value: str) -> None:
-        """The loss of this step is NaN or infinite, the first of its streak."""
+        """Report that the loss of this step is NaN or infinite, the first of its streak."""
         self._send(SawNonFinite(step=step, what="loss", value=value))
 
     def waits_for(self, lock: LockSeen | None) -> None:
-        """The main thread waits until this lock file is gone; None if it does not any more.
+        """Record that the main thread waits until this lock file is gone; None if it no longer waits.
 
-        Raises what the resilient function is left by, if that is to be left.
+        Raises `Interrupted` if the resilient function must be left.
         """
         self._lock_seen = lock
         if lock is not None and self._breaker is not None:
             self._breaker.leave_wait()
 
     def joined(self, step: int, condition: Condition) -> None:
-        """The groups of the new world are formed."""
+        """Report that the groups of the new world are formed."""
         self._feed(Input(WorkerEvent.JOINED, step=step, condition=condition))
 
     def restored(self, step: int) -> None:
-        """The state is that of the target step."""
+        """Report that the state is that of the target step."""
         self._feed(Input(WorkerEvent.RESTORED, step=step, condition=Condition.CLEAN))
 
     def dumped(self, step: int) -> None:
-        """The state of the target step is in a checkpoint."""
+        """Report that the state of the target step is in a checkpoint."""
         self._feed(Input(WorkerEvent.DUMPED, step=step, condition=Condition.CLEAN))
 
     def returned(self, step: int, condition: Condition) -> None:
-        """The resilient function returned."""
+        """Report that the resilient function has returned."""
         self._feed(Input(WorkerEvent.RETURNED, step=step, condition=condition))
 
     def committed(self, step: int) -> bool:
-        """A step was committed; return `interrupted`. To be told of the first of a world and of one in a pause."""
+        """Record a committed step and return `interrupted`. Call it for the first of a world and for one in a pause."""
         if self._machine.first_commit:
             self._feed(Input(WorkerEvent.COMMITTED, step=step, condition=Condition.CLEAN))
         return self.interrupted
 
     def tell_again(self) -> None:
-        """What this rank holds has changed while it trains: report the newest stage with it."""
+        """Report the newest stage again, because this rank's holdings have changed while it trains."""
         with self._changed:
             if self._reported is not None and self._machine.state is WorkerState.TRAINING:
                 self._report(self._reported)
@@ -366,18 +370,16 @@ def start_from_environment(modules: Callable[[], tuple[str, ...]]) -> WorkerLink
     Raises:
         ConfigError: the agent's variables contradict each other.
         LinkError: the agent does not listen.
-
     """
     config = WorkerConfig.from_environment()
     return None if config is None else start(config, modules)
 
 
 def start(config: WorkerConfig, modules: Callable[[], tuple[str, ...]], connect: Connect | None = None) -> WorkerLink:
-    """Link this process to the agent that `config` is of. `connect` is used in place of its socket's path.
+    """Link this process to the agent of `config`. `connect` is used in place of its socket's path.
 
     Raises:
         LinkError: the agent cannot be reached.
-
     """
     global _link  # noqa: PLW0603 - one link per process
     _link = WorkerLink(config, modules, connect)
@@ -391,5 +393,5 @@ def allows_inexact() -> bool:
 
 
 def current() -> WorkerLink | None:
-    """The link of this very process; None without an agent, and in forked children."""
+    """Return the link of this very process; None without an agent, and in forked children."""
     return _link if _link is not None and _link.pid == os.getpid() else None

@@ -1,7 +1,7 @@
-"""A rank that nobody of taskd's has started.
+"""A rank that no launcher of taskd has started.
 
-Arguments: the ticket's file, rank, port, thread, where it dies, and perhaps a file: before that is there, it says by
-another beside it that it waits, at step `WAITS`.
+Arguments: ticket file, rank, port, thread, steps of its death, and optionally a file. With a file, the rank waits at
+step `WAITS` until the file exists. It announces this by a second file beside it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""What is loaded by asking whether taskd is on."""
+"""Print the heavy modules that a query of taskd's switch loads."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What is loaded by importing taskd."""
+"""Print the modules that `import taskd` loads."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A manager.py as the seed has it: `manager.py [KEY]`, which stands for `proc_per_node` then."""
+"""A manager.py in the seed's form: `manager.py [KEY]`. KEY stands in place of `proc_per_node`."""
 
 import os
 import sys

@@ -2,7 +2,7 @@
 
     python refuse.py ERROR NAME[,NAME…]|newer-than-NUMBER COMMAND…
 
-Needs no package. The filter stays with the command and with all its children.
+It needs no package. The filter stays with the command and with all its children.
 """
 
 import ctypes

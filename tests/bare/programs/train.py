@@ -3,9 +3,9 @@
 Rules:
 
 1. It needs neither numpy nor anything of this repository.
-2. Each rank reports by files: that it started, that it has reached the step at which it waits for the player's order,
-   and its result. A start without LOCAL_RANK is a ghost, and is reported as one.
-3. The order is one word: `on`, or `die`, and then the process of rank 1 kills itself.
+2. Each rank reports by files: its start, its arrival at the step in which it waits for the player's order, and its
+   result. A start without LOCAL_RANK is a ghost, and is reported as one.
+3. The order is one word: `on`, or `die`. With `die`, the process of rank 1 kills itself.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 STEPS, WAITS_AT = 20, 8
 MORTAL = 1
 _LEFT_OUT = (b"TASKD_", b"PYTHONPATH", b"TORCHINDUCTOR_")
-"""taskd's own variables, the player's, and one that torch sets where it is imported."""
+"""Prefixes of variables: taskd's own, the player's, and those that torch sets when it is imported."""
 
 
 def main() -> None:
-    """Train, and leave the digest of the weights."""
+    """Train, and write the digest of the weights."""
     folder, flavour = Path(sys.argv[1]), sys.argv[2]
     pid = os.getpid()
     if "LOCAL_RANK" not in os.environ:
@@ -79,7 +79,7 @@ def _train_by_sdk(folder: Path, rank: int, model, optimizer, advance) -> None:
 
 
 def _surroundings() -> dict:
-    """Return what of its surroundings a rank has from torchrun."""
+    """Return the properties of a rank's surroundings that it has from torchrun."""
     return {
         "nofile": resource.getrlimit(resource.RLIMIT_NOFILE),
         "ignored": [number for number in range(1, 65) if signal.getsignal(number) is signal.SIG_IGN],

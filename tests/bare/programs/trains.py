@@ -22,7 +22,7 @@ from tests.e2e.scripts.points import PLAN, note, rank, reach
 
 
 def digest(tensors: list[Any]) -> str:
-    """Their bytes, without numpy."""
+    """Return the digest of the tensors' bytes, without numpy."""
     parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     listed = [part.detach().contiguous().reshape(-1).view(torch.uint8).tolist() for part in parts]
     return hashlib.sha256(b"".join(map(bytes, listed))).hexdigest()

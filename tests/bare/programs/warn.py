@@ -1,4 +1,4 @@
-"""A user's script that torch warns of: its own lines are to be named, as often as without taskd."""
+"""A user's script that causes warnings by torch. They must name its own lines, as often as without taskd."""
 
 import warnings
 

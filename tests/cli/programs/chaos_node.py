@@ -1,12 +1,12 @@
-"""A node of a job, without torch: an agent's directory and socket as they are, and processes with the boxes of ranks.
+"""A node of a job, without torch: a real agent's directory and socket, and processes with the boxes of ranks.
 
     python chaos_node.py RUN_DIR JOB RANKS CHECKS FIRST
 
 Rules:
 
 1. The ranks are real recorders that commit a step every few milliseconds. They are numbered from FIRST on.
-2. While CHECKS are left to be started, there is always one process that calls itself `taskd-check`.
-3. It tells in RUN_DIR/node.json which processes there are, each time one is started, and ends with its test.
+2. Until CHECKS of them were started, there is always one process with the name `taskd-check`.
+3. It lists its processes in RUN_DIR/node.json each time that one is started, and ends with its test.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A rank at step 41 whose libraries the native thread has put down, and that then does as told: `rank.py BOX WHAT`."""
+"""A rank at step 41 whose libraries the native thread has recorded. It then runs the code WHAT: `rank.py BOX WHAT`."""
 
 import ctypes  # noqa: F401 - for what it does, as is what follows
 import os  # noqa: F401
@@ -24,7 +24,7 @@ r.step(41)
 
 
 def call_collectives() -> None:
-    """Some of gloo's, then one that does not end, and step 42."""
+    """Call some collectives of gloo's, then one that does not end, and commit step 42."""
     import torch
     import torch.distributed as dist
 

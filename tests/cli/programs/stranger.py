@@ -1,5 +1,6 @@
-"""`taskd blackbox` as another user calls it: `stranger.py TARGET`. First as this one, unheard: that imports
-what the other user may not.
+"""`taskd blackbox` as another user calls it: `stranger.py TARGET`.
+
+The first call is this user's, without output: it imports modules that the other user may not read.
 """
 
 import contextlib

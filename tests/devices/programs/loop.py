@@ -1,7 +1,7 @@
-"""A loop of its own on an accelerator; DEVICE_CASE says which.
+"""A plain training loop on an accelerator. DEVICE_CASE names its kind.
 
-Nothing in a step waits for the device, but for what a case needs: what kills and what is told are files alone, and the
-losses are told at the end.
+Nothing in a step waits for the device, except where a case requires it. Kills and reports work by files alone, and the
+losses are reported at the end.
 """
 
 import os
@@ -45,7 +45,7 @@ def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
 def passing(_module, _rows, out) -> None:
     moments.moment("forward")
     if out.requires_grad:
-        out.register_hook(moments.into_backward)  # the gradients of what comes behind it are on their way then
+        out.register_hook(moments.into_backward)  # by then the gradients of later layers are being sent
 
 
 def sharded(network: nn.Sequential) -> Any:
@@ -63,7 +63,7 @@ def tensor_parallel(network: nn.Sequential) -> Any:
 
 
 def graphed(network: nn.Sequential) -> Any:
-    """Forward and backward pass are CUDA graphs; torch's documentation has them captured before DDP is made."""
+    """Return the model as CUDA graphs of both passes, captured before DDP as in torch's documentation."""
     rows = torch.randn(ROWS, 64, device=place.DEVICE)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -112,7 +112,7 @@ means = torch.zeros(STEPS, device=place.DEVICE)
 
 
 def backward_of(step: int) -> torch.Tensor:
-    """The gradients of a step; its loss."""
+    """Compute the gradients of a step. Return its loss."""
     rows, kinds = batch_of(step)
     if CASE == "pipeline":
         return staged(rows, kinds)

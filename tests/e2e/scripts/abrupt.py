@@ -14,11 +14,11 @@ import taskd
 from tests.e2e.scripts.points import FOLDER, PLAN, rank
 
 HOLD_S = 0.2
-"""By then the thread of gloo, whose transfer is over, waits for the interpreter: nothing tells of that."""
+"""By then the thread of gloo, whose transfer is over, waits for the interpreter. There is no event for that."""
 
 
 def shared_bytes() -> mmap.mmap:
-    """One for each rank. They are read and written without letting go of the interpreter."""
+    """Return one byte for each rank. They are read and written without releasing the interpreter."""
     descriptor = os.open(FOLDER / "turns", os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, 2)
     return mmap.mmap(descriptor, 2)

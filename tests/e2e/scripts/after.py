@@ -1,4 +1,4 @@
-"""What comes after the training: rank 1 fails there, and rank 0 has a long time to go."""
+"""A script with work after the training: rank 1 fails there, and rank 0 still works for a long time."""
 
 import os
 import sys

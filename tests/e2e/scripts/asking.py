@@ -1,4 +1,4 @@
-"""A launcher that only asks whether torch is there, as accelerate's does: the rank is its child."""
+"""A launcher that only checks whether torch is there, as accelerate's does: the rank is its child."""
 
 import importlib.util
 import subprocess

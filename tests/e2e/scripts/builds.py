@@ -1,6 +1,6 @@
-"""A training of which each rank loads an extension, as torch does it (`_jit_compile`) but for the compiler.
+"""A training in which each rank loads an extension as torch does (`_jit_compile`), but without the compiler.
 
-In the set-up, or in the step `at` before the forward pass; or rank `alone` alone, where the plan names one.
+It loads in the set-up, or in the step `at` before the forward pass. If the plan names a rank `alone`, only it loads.
 """
 
 import json
@@ -20,7 +20,7 @@ _versions: set[str] = set()
 
 
 def load() -> float:
-    """What is loaded has to have been built."""
+    """Build the extension, or wait for its build, and load it."""
     from torch.utils.file_baton import FileBaton
 
     changed = EXTENSION.name not in _versions  # this process has not built it, or waited for it, as far as torch knows

@@ -1,7 +1,7 @@
-"""What a rank carries from step to step, and that moves behind the forward pass.
+"""Trainings with a value that a rank carries from step to step, and that changes after the forward pass.
 
-`PLAN["how"]` says what: "hidden" is the memory of a recurrent network, set from the output of the pass; "draws" takes
-random numbers into the loss, without a seed; "counts" counts what was seen behind the optimizer's step.
+`PLAN["how"]` names it: "hidden" is the memory of a recurrent network, set from the output of the pass; "draws" takes
+random numbers into the loss, without a seed; "counts" counts rows after the optimizer's step.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Recurrent(nn.Module):
 
 
 class Reader:
-    """A stream of rows, how many were seen, and what the network remembers of them."""
+    """A stream of rows, the number of rows seen, and the network's memory of them."""
 
     def __init__(self) -> None:
         self.at, self.seen, self.hidden = 100 * rank(), 0, torch.zeros(3, 6)

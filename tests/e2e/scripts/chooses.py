@@ -1,4 +1,4 @@
-"""A training that tells a library what to run on before it imports it. A process that has imported it before fails."""
+"""A training that chooses a library's device before it imports it. A process that has imported it before fails."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A library that settles at its import what it runs on, as torchtitan does with the device."""
+"""A library that chooses its device when it is imported, as torchtitan does."""
 
 import os
 

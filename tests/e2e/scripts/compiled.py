@@ -1,4 +1,4 @@
-"""A compiled training. Each process tells how many graphs it had whenever it entered the training, and at its end."""
+"""A compiled training. Each process records its number of graphs at each entry into the training, and at its end."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ for _ in range({PLAN.get("rounds", 0)}):
 
 
 def slow(graph: Any, _inputs: Any) -> Any:
-    """A compiler that really works for long in a new process: by itself, or in a child that a thread waits for."""
+    """Compile with real work for a long time in a new process: by itself, or in a child that a thread waits for."""
     if (FOLDER / "met-one").exists() and not counters["stats"]["unique_graphs"] > 1:
         if PLAN["compiler"] == "slow child":
             with ThreadPoolExecutor() as threads:
@@ -52,7 +52,7 @@ class Block(nn.Module):
 
 
 def compiled(part: Any) -> Any:
-    """The model that is trained, of these two blocks."""
+    """Return the model that is trained, made of these two blocks."""
     backend = slow if PLAN["compiler"].startswith("slow") else PLAN["compiler"]
     if PLAN["model"] == "ddp":
         return torch.compile(DistributedDataParallel(part), backend=backend)

@@ -13,13 +13,13 @@ from tests.e2e.scripts.points import PLAN, note, rank, reach
 
 
 class Entries:
-    """How often this process has entered the training."""
+    """Number of this process's entries into the training."""
 
     count = 0
 
 
 def meet() -> None:
-    """All do the same as long as all processes are new."""
+    """Call a collective: the same one on all ranks as long as all processes are new."""
     Entries.count += 1
     if os.environ.get("TASKD_JOINS") == "on":
         dist.all_reduce(torch.ones(8))

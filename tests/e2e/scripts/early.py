@@ -1,4 +1,4 @@
-"""A training with something that its first steps show: a state that cannot be loaded, or state outside the state."""
+"""A training with a defect that its first steps show: a state that cannot be loaded, or state outside of the state."""
 
 import dataclasses
 import json

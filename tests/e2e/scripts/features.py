@@ -15,7 +15,7 @@ FEATURE = PLAN["feature"]
 
 
 class Trainer:
-    """As libraries are: the wrapper is made inside."""
+    """A trainer that makes its wrapper inside, as libraries do."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -37,7 +37,7 @@ class Trainer:
 
             fully_shard(self.network)
             return self.network
-        if FEATURE == "elsewhere":  # a script that goes another way when it finds what a former process has left
+        if FEATURE == "elsewhere":  # a script that takes another path when a former process has left a file
             group, started = dist.new_group(), FOLDER / "started"
             elsewhere = DistributedDataParallel(self.network, process_group=None if started.exists() else group)
             dist.barrier()

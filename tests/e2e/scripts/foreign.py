@@ -1,6 +1,6 @@
-"""A usual DDP script in which rank 0 now and then does something alone, and the others wait in a barrier.
+"""A usual DDP script in which rank 0 now and then works alone, and the others wait in a barrier.
 
-The plan: `work`, a list of what it does, each for `seconds`, once every `every` steps after the first `steps` are done.
+The plan: `work`, a list of its kinds of work, each for `seconds`, every `every` steps after the first `steps`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ SECONDS = float(PLAN["seconds"])
 
 
 def upload() -> None:
-    """A program of its own does it."""
+    """Upload by a program of its own."""
     subprocess.run(["sleep", str(SECONDS)], check=True)
 
 
@@ -34,7 +34,7 @@ def compute() -> None:
 
 
 def receive() -> None:
-    """A server that answers late."""
+    """Wait for a server that answers late."""
     here, _there = socket.socketpair()
     here.settimeout(SECONDS)
     try:

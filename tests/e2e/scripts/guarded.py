@@ -1,6 +1,6 @@
 """Trainings that only a fault makes inexact, each in its own way: `how` in the plan names it.
 
-Evaluations are behind every third step. The result is the digest of all weights after `steps` steps.
+An evaluation follows every third step. The result is the digest of all weights after `steps` steps.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ HOW, STEPS = PLAN["how"], PLAN["steps"]
 
 
 def imported(path: Path) -> Any:
-    """A module of the user's, read from its file."""
+    """Return a module of the user's, read from its file."""
     spec = importlib.util.spec_from_file_location("of_the_user", path)
     assert spec is not None
     assert spec.loader is not None
@@ -33,7 +33,7 @@ def imported(path: Path) -> Any:
 
 
 class Gained(Dataset[Any]):
-    """Rows of another dataset, each times a number."""
+    """Rows of another dataset, each multiplied by a number."""
 
     def __init__(self, rows: Any, gain: float) -> None:
         self.rows, self.gain = rows, gain
@@ -54,7 +54,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 data = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
 dataset: Any = TensorDataset(data, data.sum(1, keepdim=True))
 again = PLAN.get("again") or (FOLDER / f"made-{rank()}").exists()
-note(f"made-{rank()}", "made")  # what is not seeded is another one each time
+note(f"made-{rank()}", "made")  # an unseeded value is another one each time
 if HOW == "split":
     dataset = Subset(dataset, [*range(256)][:: -1 if again else 1])
 if HOW == "gain":

@@ -1,6 +1,6 @@
-"""A training that records each walk through the heap: who asks the collector for its objects, or has it collect.
+"""A training that records each walk through the heap: calls that ask the collector for its objects, or collect.
 
-What a rank's standby did before it became a rank is not seen: the functions are replaced as the script begins.
+It does not record the calls of a rank's standby before: the functions are replaced when the script begins.
 """
 
 import gc
@@ -46,7 +46,7 @@ state = taskd.TrainState(model=model, optimizer=optimizer, scheduler=scheduler)
 @taskd.resilient(state)
 def train() -> None:
     if state.step == 0:
-        SEEN.clear()  # as the first processes enter, nothing waits for them
+        SEEN.clear()  # when the first processes enter, no process waits for them
     while state.step < PLAN["steps"]:
         reach(state.step, "begin")
         optimizer.zero_grad()

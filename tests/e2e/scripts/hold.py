@@ -1,4 +1,4 @@
-"""A rank without torch and without the SDK. It tells what it sees, waits at a point, and ends."""
+"""A rank without torch and without the SDK. It records its surroundings, waits at a point, and ends."""
 
 import json
 import os
@@ -28,7 +28,7 @@ seen = {
 }
 start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 note(f"seen-{rank()}-{start}", json.dumps(seen))
-if PLAN.get("commits"):  # as a resilient training does, which is when the agent makes its warm processes
+if PLAN.get("commits"):  # as a resilient training does; the agent makes its warm processes then
     link = current()
     assert link is not None
     link.enter(0, Condition.CLEAN)

@@ -1,7 +1,7 @@
-"""A job whose ranks meet in played kernels of NCCL: what its profiler plugin is told is all that is seen of them.
+"""A job whose ranks meet in played kernels of NCCL. Only events for NCCL's profiler plugin show their work.
 
-Ranks come to a step's kernel and leave it when all have come. The victim is slow from the step `at` on, or waits in
-that step for its device, which does not come to the kernel before somebody writes to the FIFO `device`.
+Ranks come to a step's kernel and leave it when all have come. The victim is slow from the step `at` on. Or it waits in
+that step for its device, which does not come to the kernel before a process writes to the FIFO `device`.
 """
 
 import mmap
@@ -25,7 +25,7 @@ WORD: Final = struct.Struct("q")
 
 
 class Meeting:
-    """Steps at which each rank has arrived, and the last one of all, in a file that all of them map."""
+    """Step of each rank's last arrival, and the last step of all, in a file that all ranks map."""
 
     def __init__(self, ranks: int) -> None:
         with (FOLDER / "arrived").open("r+b") as file:
@@ -33,7 +33,7 @@ class Meeting:
         self._ranks = ranks
 
     def arrive(self, own: int, step: int) -> bool:
-        """Wait for the others; whether there is another step."""
+        """Wait for the others. Return whether there is another step."""
         if own == 0 and (FOLDER / "stop").exists():
             WORD.pack_into(self._words, self._ranks * WORD.size, step)
         WORD.pack_into(self._words, own * WORD.size, step)

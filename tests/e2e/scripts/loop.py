@@ -1,6 +1,6 @@
 """A training as users write it: epochs over a `DataLoader` with workers that augment, and dropout.
 
-There is no seed. `PLAN["loop"]` says how the epochs are counted, `PLAN["kind"]` which loader it is.
+There is no seed. `PLAN["loop"]` sets how the epochs are counted, `PLAN["kind"]` the kind of loader.
 """
 
 import hashlib

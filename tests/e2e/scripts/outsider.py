@@ -14,7 +14,7 @@ MEETING = f"tcp://127.0.0.1:{PORT}"
 
 
 def beside() -> dist.ProcessGroup:
-    """A group beside the default one, as what sends new weights to an inference server makes it."""
+    """Make a group beside the default one, as a sender of new weights to an inference server does."""
     if RANK == 1:
         dist.init_process_group("gloo")
     else:

@@ -1,4 +1,4 @@
-"""Trainings of users whose own code raises: `how` in the plan says what and where."""
+"""Trainings of users whose own code raises: `how` in the plan names the error and its place."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ groups = [dist.new_group() for _ in range(PLAN.get("groups", 0))]  # they take t
 model = DistributedDataParallel(nn.Linear(3, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 without_copies = HOW == "repeats"
-"""Whether the first start has copies by its third step depends on the machine; with them there is one more start."""
+"""Disables copies. With copies by the third step, which depend on the machine, there is one more start."""
 state = taskd.TrainState(model=model, optimizer=optimizer, backup_every=0 if without_copies else None)
 if CHECKPOINT.exists():
     model.load_state_dict(torch.load(CHECKPOINT))
@@ -36,7 +36,7 @@ def step() -> None:
 
 
 def leave() -> None:
-    """As `how` says."""
+    """Leave the script in the way that `how` names."""
     match HOW:
         case "StopIteration":
             next(iter([]))
@@ -64,7 +64,7 @@ def nested() -> None:
 
 @taskd.resilient(state)
 def torn() -> None:
-    """All die while rank 0 writes its checkpoint."""
+    """Kill all ranks while rank 0 writes its checkpoint."""
     step()
     state.commit()
     if rank() == 0:
@@ -95,7 +95,7 @@ def caught() -> None:
 
 @taskd.resilient(state)
 def survivor() -> None:
-    """Rank 1 is killed; rank 0, which survives that, fails right behind its first commit of the new world."""
+    """Train while rank 1 is killed. Rank 0 survives that, and fails right after its first commit of the new world."""
     calls[0] += 1
     while state.step < STEPS:
         step()

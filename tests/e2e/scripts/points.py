@@ -1,4 +1,4 @@
-"""Points of a script at which a rank waits for the test, or fails as the test's plan says.
+"""Points of a script at which a rank waits for the test, or fails by the test's plan.
 
 A plan is a dict: `folder`, and `points`, each with `name`, `rank`, `at` (the name of a place, or a step and a place)
 and `do`: "hold" (the default), "raise", "break". A point is met once by each job, or each time with `"always": true`.
@@ -23,14 +23,14 @@ def rank() -> int:
 
 
 def reach(*place: object) -> None:
-    """Meet the points that are at this place."""
+    """Meet the points of this place."""
     for point in PLAN["points"]:
         if point["rank"] == rank() and point["at"] == list(place) and _is_first(point):
             _ACTIONS[point.get("do", "hold")](point["name"])
 
 
 def note(name: str, text: str) -> None:
-    """Write a file as a whole."""
+    """Write a file atomically."""
     unfinished = FOLDER / f".{name}.{os.getpid()}"
     unfinished.write_text(text)
     unfinished.rename(FOLDER / name)
@@ -47,7 +47,7 @@ def _is_first(point: dict[str, Any]) -> bool:
 
 
 def hold(name: str) -> None:
-    """Tell the test that this process is here, and wait until it may go on."""
+    """Report to the test that this process is here, and wait for its release."""
     note(f"held-{name}", str(os.getpid()))
     end_s = time.monotonic() + LIMIT_S
     while not (FOLDER / f"go-{name}").exists():
@@ -61,7 +61,7 @@ def fail(name: str) -> None:
 
 
 def break_gloo(_name: str) -> None:
-    """Cut every TCP connection of this process to another rank, as a network that fails does."""
+    """Cut every TCP connection of this process to another rank, as a failing network does."""
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as link:
             if link.family in (socket.AF_INET, socket.AF_INET6):

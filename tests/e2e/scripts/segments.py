@@ -1,4 +1,4 @@
-"""A training whose set-up makes shared memory by a name that is the same each time; rank 1 kills itself once."""
+"""A training whose set-up makes shared memory under a fixed name; rank 1 kills itself once."""
 
 import json
 import os

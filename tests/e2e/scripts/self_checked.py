@@ -1,4 +1,4 @@
-"""Small trainings that a self-check has something to say of: `how` in the plan names the shape.
+"""Small trainings that a self-check has to judge: `how` in the plan names the shape.
 
 The result is the digest of all weights after `steps` steps.
 """
@@ -65,7 +65,7 @@ state = taskd.TrainState(
 
 
 def mixed(x: torch.Tensor) -> torch.Tensor:
-    """What a shape does that the state knows nothing of."""
+    """Change the value in a way that the state does not hold."""
     if HOW == "counter":
         calls.append(1)
         return x * (1 + 0.01 * len(calls))
@@ -91,7 +91,7 @@ def fetched_ahead() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Prefetcher:
-    """The same, of which the text of the training function shows nothing."""
+    """Fetches a batch ahead, too, without a trace in the text of the training function."""
 
     def __init__(self) -> None:
         self.source = endless()

@@ -16,7 +16,7 @@ from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
 
 
 def agree() -> dict[str, Any]:
-    """What every rank is told by another, and would not know alone."""
+    """Return the values that every rank receives from another one, and would not know alone."""
     names = [uuid.uuid4().hex if rank() == 0 else None]
     dist.broadcast_object_list(names, src=0)
     pids: list[object] = [None] * dist.get_world_size()
@@ -35,7 +35,7 @@ def agree() -> dict[str, Any]:
 
 
 def extra() -> None:
-    """What a plan adds to the set-up."""
+    """Run the plan's addition to the set-up."""
     kind = PLAN.get("extra")
     if kind == "large":
         dist.broadcast(torch.ones(100_000), 0)

@@ -1,6 +1,6 @@
-"""A training whose ranks find each other by files in its set-up, as some libraries do: all have to start together.
+"""A training whose ranks find each other by files in its set-up, as in some libraries: all have to start together.
 
-It goes on from a checkpoint. With `"sdk"` in the plan its loop is resilient too.
+It goes on from a checkpoint. With `"sdk"` in the plan its loop is resilient, too.
 """
 
 import os

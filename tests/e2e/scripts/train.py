@@ -18,7 +18,7 @@ from tests.e2e.scripts.points import FOLDER, PLAN, note, rank, reach
 
 
 class Giver:
-    """A part of the state that is equal on all ranks. A donor waits here, if the plan says so."""
+    """A part of the state that is equal on all ranks. A donor waits here if the plan requires it."""
 
     def __init__(self) -> None:
         self.step = lambda: -1
@@ -49,7 +49,7 @@ class Loader:
 
 
 class SlowDisk(io.BytesIO):
-    """What a checkpoint is written to; a rank waits in it, if the plan says so."""
+    """Target of a checkpoint. A rank waits in it if the plan requires it."""
 
     def __init__(self, step: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class SlowDisk(io.BytesIO):
 
 
 def go_on(train_step: Callable[[int], None], step: int) -> None:
-    """One step; with `swallows` in the plan whatever goes wrong in it is no matter."""
+    """Run one step. With `swallows` in the plan, any error in it is ignored."""
     try:
         train_step(step)
     except Exception as error:
@@ -71,7 +71,7 @@ def go_on(train_step: Callable[[int], None], step: int) -> None:
 
 
 def reduce(loss: torch.Tensor) -> None:
-    """The backward pass; with `trusts` in the plan the step is made whatever goes wrong in it."""
+    """Run the backward pass. With `trusts` in the plan, the step goes on after an error in it."""
     try:
         loss.backward()
     except RuntimeError as error:
@@ -81,7 +81,7 @@ def reduce(loss: torch.Tensor) -> None:
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Their bytes."""
+    """Return the digest of their bytes."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.detach().numpy().tobytes())
@@ -89,7 +89,7 @@ def digest(tensors: Iterable[torch.Tensor]) -> str:
 
 
 def read_ahead() -> object:
-    """A data loader with processes of its own."""
+    """Start a data loader with processes of its own."""
     numbers: Any = range(64)
     batches: Any = iter(DataLoader(numbers, num_workers=2, persistent_workers=True, generator=torch.Generator()))
     next(batches)

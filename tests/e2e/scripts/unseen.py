@@ -1,6 +1,6 @@
-"""A training that puts down what its libraries' functions look like, and which lines its warnings and errors show.
+"""A training that records the appearance of its libraries' functions, and the lines of its warnings and errors.
 
-With `"plain": true` in the plan it knows nothing of taskd: what it puts down then is how it should be.
+With `"plain": true` in the plan it runs without taskd: its record is then the expected one.
 """
 
 import functools
@@ -37,12 +37,12 @@ warned: list[Any] = []
 
 
 def show(message: Any, category: type, file: str, line: int, *_: Any) -> None:
-    """Lines of torch differ where it has two ways to do the same."""
+    """Record a warning. Lines of torch are left out, since they differ where it has two ways to do the same."""
     warned.append((os.path.basename(file), line if file == __file__ else 0, category.__name__, str(message)[:80]))
 
 
 def warn_at_each_level(where: str) -> None:
-    """Warn, once for each place, in the name of each of the functions outside of the caller; keep their names."""
+    """Warn, once for each place, in the name of each of the functions outside of the caller. Keep their names."""
     frame: types.FrameType | None = sys._getframe(1)
     names = []
     while frame is not None and frame.f_code.co_name not in ("train", "<module>"):
@@ -64,7 +64,7 @@ def fails(where: str, call: Callable[[], object]) -> None:
 
 
 def looks(value: Any) -> list[str]:
-    """What can be asked of a function."""
+    """Return the properties that a program can read of a function."""
     try:
         signature = str(inspect.signature(value))
     except (TypeError, ValueError) as error:
@@ -81,7 +81,7 @@ def looks(value: Any) -> list[str]:
 
 
 def all_looks() -> dict[str, list[str]]:
-    """Everything that can be called in the modules and classes in which a seam is."""
+    """Return the properties of everything callable in the modules and classes that have a seam."""
     return {
         f"{owner.__name__}.{name}": looks(value)
         for owner in (*MODULES, *CLASSES)
@@ -91,7 +91,7 @@ def all_looks() -> dict[str, list[str]]:
 
 
 def is_ours(value: Any) -> bool:
-    """Whether a call of this runs a function of taskd's in a frame of its own."""
+    """Return whether a call of this runs a function of taskd's in a frame of its own."""
     while isinstance(value, functools.partial | types.MethodType):
         value = value.func if isinstance(value, functools.partial) else value.__func__
     if not callable(value) or type(value).__name__ == "Frameless":
@@ -102,7 +102,7 @@ def is_ours(value: Any) -> bool:
 
 
 def frames_of_ours(*objects: Any) -> Iterator[str]:
-    """Names in other libraries, and of these objects, that stand for a function of taskd's with a frame."""
+    """Yield names in other libraries, and of these objects, that refer to a function of taskd's with a frame."""
     for module in list(sys.modules.values()):
         name = str(getattr(module, "__name__", ""))
         if name.partition(".")[0] in OWN or not isinstance(module, types.ModuleType):
@@ -121,7 +121,7 @@ def frames_of_ours(*objects: Any) -> Iterator[str]:
 
 
 def of_class(kind: type) -> list[str]:
-    """`__new__` and properties have returned before anything else is called."""
+    """Return such names of a class. `__new__` and properties return before any further call, so they are left out."""
     return [key for key, value in list(vars(kind).items()) if key != "__new__" and is_ours(value)]
 
 
@@ -169,7 +169,7 @@ class Net(nn.Module):
 
 
 def keep(name: str) -> None:
-    """Put down what has been seen so far."""
+    """Write the record so far."""
     seen["warned"] = sorted(warned)
     note(f"seen-{name}-{rank()}-{'plain' if PLAN.get('plain') else 'taskd'}", json.dumps(seen))
 
@@ -178,7 +178,7 @@ warnings.showwarning = show  # type: ignore[assignment]
 dist.init_process_group("gloo")
 torch.manual_seed(1)
 for _ in range(2):
-    model = DistributedDataParallel(Net(), check_reduction=True)  # which warns that this is deprecated
+    model = DistributedDataParallel(Net(), check_reduction=True)  # it warns that this is deprecated
 model = DistributedDataParallel(Net(), check_reduction=True)
 seen["looks in the set-up"] = all_looks()
 fails("a wrapper", lambda: DistributedDataParallel(3))
@@ -223,7 +223,7 @@ def look_closely(batches: Any) -> None:
     fails("a batch of messages in the training", lambda: dist.batch_isend_irecv([NO_LIST]))
     if state:
         kept = (model, optimizer, loader, batches, *model.modules())
-        warnings.showwarning = lambda *_, **__: None  # whoever looks at a module's names is warned of old ones
+        warnings.showwarning = lambda *_, **__: None  # a read of a module's names warns of old ones
         seen["ours"] = sorted(set(frames_of_ours(*kept)))
         warnings.showwarning = show  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Train without a fault. Rank 0 notes how many of the last 100 commits have taken the way through Python."""
+"""Train without a fault. Rank 0 records how many of the last 100 commits went through Python."""
 
 import torch
 import torch.distributed as dist
@@ -10,13 +10,13 @@ from taskd.adaptors.training.recovery import StateRecovery
 from tests.e2e.scripts.points import note, rank
 
 STEPS = 220
-"""In the first 80 the self-check looks at each commit."""
+"""The self-check inspects each commit in the first 80."""
 commit = StateRecovery.commit
 whole: list[int] = []
 
 
 def counted(self: StateRecovery, loss: float | torch.Tensor | None = None) -> None:
-    """Count, and commit."""
+    """Count this commit, and commit."""
     whole.append(self.step)
     commit(self, loss)
 

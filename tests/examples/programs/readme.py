@@ -1,4 +1,4 @@
-"""What stands around the README's loop, which is the file `loop` of the plan: `readme.py PLAN`."""
+"""The code around the README's loop, which is the file `loop` of the plan: `readme.py PLAN`."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
 
 
 def trained() -> taskd.TrainState:
-    """What the loop has made."""
+    """Return the state that the loop has made."""
     state: taskd.TrainState = globals()["state"]
     return state
 

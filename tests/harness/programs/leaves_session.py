@@ -1,4 +1,4 @@
-"""Ends, and leaves a child in a session of its own that holds a pipe: `leaves_session.py PIPE`."""
+"""Leaves a child in a session of its own that holds a pipe, and ends: `leaves_session.py PIPE`."""
 
 import os
 import signal

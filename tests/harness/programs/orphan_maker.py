@@ -1,4 +1,4 @@
-"""Ends, and leaves a child in a session of its own that tells its pid and reads what comes."""
+"""Leaves a child in a session of its own that prints its pid and reads its input, and ends."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Plays a job until it ends, or until it is told to end itself: `player.py FOLDER MARK`."""
+"""Plays a job until the job ends, or until a signal ends this program: `player.py FOLDER MARK`."""
 
 import sys
 from contextlib import ExitStack

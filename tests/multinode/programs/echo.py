@@ -1,4 +1,4 @@
-"""A server that says when it listens, and then echoes: `echo.py PORT`."""
+"""A server that announces when it listens, and then echoes: `echo.py PORT`."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""A node of three forked check processes, some of which do something else first: `forked.py TIMEOUT_S RANK=WHAT…`."""
+"""A node of three forked check processes, some of which run code first: `forked.py TIMEOUT_S RANK=CODE…`."""
 
 import os
 import signal  # noqa: F401 - for what they do, as is `time`

@@ -1,7 +1,7 @@
-"""Checks its node in a cgroup, and tells what came of it and what a core gives: `under_quota.py ORDER PROCS`.
+"""Checks its node in a cgroup, and prints the result and a core's speed: `under_quota.py ORDER PROCS`.
 
-The imports are done outside: they would take ten times as long inside. What a core gives is counted by this process's
-own time on it, after the check: neither the quota nor a neighbour has a part in that.
+The imports are done outside: they would take ten times as long inside. A core's speed is measured after the check, by
+this process's own time on it. Neither the quota nor a neighbour affects that.
 """
 
 import os

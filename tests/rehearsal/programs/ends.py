@@ -1,4 +1,4 @@
-"""A script that comes to its end within a rehearsal. With `once` it cannot be started anew when it was there."""
+"""A script that comes to its end within a rehearsal. With `once` it cannot be started anew after its end."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A script whose data is another each time."""
+"""A script whose data differ each time."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""A script that prints behind the commit: what a fault leaves out."""
+"""A script that prints after the commit, which a fault leaves out."""
 
 import torch
 import torch.distributed as dist

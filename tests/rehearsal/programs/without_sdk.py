@@ -1,4 +1,4 @@
-"""A usual DDP script that knows nothing of taskd."""
+"""A usual DDP script without taskd."""
 
 import torch
 import torch.distributed as dist

@@ -1,9 +1,9 @@
 """Builds an extension as torch does, but for the compiler: `builder.py LOCK stock|watched [COMMAND …]`.
 
-It says what it comes to, a line each, and builds until it is given a line. With a command, that is what it compiles
-with; with `fork`, it has a child that has all it has open.
+It prints a line for each stage and builds until it receives a line. A command takes the compiler's place. With `fork`,
+it has a child that inherits all its open files.
 
-Of torch it loads this one file, for all of it takes seconds, and there are many builders.
+It loads only this one file of torch: all of torch takes seconds to load, and there are many builders.
 """
 
 import importlib.util
@@ -32,7 +32,7 @@ def say(*words: object) -> None:
 
 
 def compile_with(command: list[str]) -> object:
-    """The child's pid, if there is one."""
+    """Start the compiler, or fork. Return the child's pid if there is a child."""
     if command != ["fork"]:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL).pid if command else ""
     child = os.fork()

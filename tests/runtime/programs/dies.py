@@ -1,6 +1,6 @@
-"""Claims a black box and waits to be killed, or ends as told: `dies.py BOX|- STATUS|wait|large`.
+"""Claims a black box and waits to be killed, or ends as ordered: `dies.py BOX|- STATUS|wait|large`.
 
-`large` is to have as much memory as a worker has: the kernel takes it back between the futex's word and the pidfd's.
+`large`: use as much memory as a worker. The kernel frees it between the futex's notice and the pidfd's.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """A rank that trains as soon as it has started: `early_rank.py SOCKET RANK INCARNATION GENERATION`.
 
-Prints "started" when the agent has been sent all, then the names of what it is sent.
+Prints "started" when all is sent to the agent, then the name of each message that it receives.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A rank's process with a link to its agent: `linked.py SOCKET AGENT_PID FIFO`. Ends when the FIFO says so."""
+"""A rank's process with a link to its agent: `linked.py SOCKET AGENT_PID FIFO`. Ends when the FIFO closes."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A template or standby as the agent sees it: `member.py SOCKET ROLE THREADS`. Tells on stdout what it is sent."""
+"""A template or standby in the agent's view: `member.py SOCKET ROLE THREADS`. Prints each message that it receives."""
 
 import os
 import socket

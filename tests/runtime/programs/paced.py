@@ -1,4 +1,4 @@
-"""A process that trains for show: `paced.py BOX OWN_MS WAITED_MS`, until it is killed."""
+"""A process that simulates training: `paced.py BOX OWN_MS WAITED_MS`, until it is killed."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""A process whose main thread ends by itself; another one says so and stays."""
+"""A process whose main thread ends by itself; another thread reports this and stays."""
 
 import ctypes
 import os

@@ -1,6 +1,6 @@
-"""Asks for kernels of nodes by names for which a name server is asked that never answers: `slow_names.py RESOLV_CONF`.
+"""Looks up kernels of nodes by names that only a silent name server could resolve: `slow_names.py RESOLV_CONF`.
 
-For a network namespace and a mount namespace of its own. Prints how long the questions took, the threads, the answers.
+Needs a network namespace and a mount namespace of its own. Prints the time of the look-ups, the threads, the answers.
 """
 
 import json
@@ -39,4 +39,4 @@ more = kernels.answers()
 kernels.close()
 sys.stdout.write(json.dumps({"took_s": took_s, "threads": threads, "answers": answers + more, "asked": asked}))
 sys.stdout.flush()
-os._exit(0)  # threads that wait for the name server
+os._exit(0)  # some threads still wait for the name server

@@ -1,6 +1,6 @@
-"""A process that says by a file that it is up, and does as it is told: `still.py READY STATEMENTS`."""
+"""A process that reports its start by a file and runs the given statements: `still.py READY STATEMENTS`."""
 
-import os  # noqa: F401 - for the statements, as is what follows
+import os  # noqa: F401 - for the statements, like the following imports
 import signal  # noqa: F401
 import socket  # noqa: F401
 import subprocess  # noqa: F401
@@ -17,7 +17,7 @@ second.acquire()
 
 
 def begin(work: Callable[[], object], name: str = "") -> None:
-    """In a thread of that name."""
+    """Run `work` in a thread of that name."""
 
     def run() -> None:
         if name:
@@ -38,7 +38,7 @@ def beat() -> None:
 
 
 def come() -> None:
-    """As threads of taskd's: each begins the next one and ends."""
+    """Run as taskd's threads do: each starts the next one and ends."""
     from taskd.runtime.system.hidden import HiddenThread
 
     time.sleep(0.02)

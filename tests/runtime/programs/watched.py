@@ -1,7 +1,7 @@
-"""A rank with a black box that does as it is told before step 41, and after it: `watched.py BOX BEFORE AFTER`."""
+"""A rank with a black box that runs statements before step 41 and after it: `watched.py BOX BEFORE AFTER`."""
 
 import ctypes
-import mmap  # noqa: F401 - for the statements, as is `signal`
+import mmap  # noqa: F401 - for the statements, like `signal`
 import os
 import signal  # noqa: F401
 import subprocess
@@ -24,7 +24,7 @@ enter, leave = r._core.taskd_enter, r._core.taskd_leave
 
 
 def await_beats() -> None:
-    """The core notes at each beat of its own thread which library is where."""
+    """Wait for two beats of the core's own thread. At each, the core records the addresses of libraries."""
     from taskd.runtime.box.blackbox import Box
 
     box = Box.open(Path(sys.argv[1]))
@@ -33,7 +33,7 @@ def await_beats() -> None:
 
 
 def call_collectives() -> None:
-    """Hundreds, with one amid them that does not end."""
+    """Call hundreds of collectives, with one among them that does not end."""
     for number in range(300):
         leave(enter(TORCH_ALLREDUCE, 7 + number % 2, 64, 0, -1))
     enter(TORCH_ALLREDUCE, 7, 1, 0, -1)
@@ -48,7 +48,7 @@ def have_child(start_new_session: bool = False) -> "subprocess.Popen[bytes]":
 
 
 def have_children() -> None:
-    """One of our own, one in a session of its own, one of another thread's, and one that has ended."""
+    """Start a child, one in its own session, and one of another thread; and one that has ended."""
     have_child()
     have_child(start_new_session=True)
     threading.Thread(target=lambda: have_child().wait(), daemon=True).start()
@@ -58,7 +58,7 @@ def have_children() -> None:
 
 
 def have_much() -> None:
-    """Some threads and children, and a ring full of collectives."""
+    """Start some threads and children, and fill the ring with collectives."""
     for _ in range(4):
         have_child()
     for _ in range(30):

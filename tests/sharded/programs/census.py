@@ -1,4 +1,4 @@
-"""What a rank that lives through many faults holds: counted by itself, a line of JSON each time."""
+"""Resources of a rank that survives many faults, counted by itself: a line of JSON each time."""
 
 import json
 import os
@@ -14,7 +14,7 @@ EVERY = 8
 
 
 def count(step: int) -> None:
-    """Rank 0, now and then, where SCENE_CENSUS asks for it."""
+    """Count on rank 0, now and then, if SCENE_CENSUS requires it."""
     if diary.RANK or step % EVERY != EVERY - 1 or not os.environ.get("SCENE_CENSUS"):
         return
     folder = Path(os.environ.get("TASKD_BLACKBOX", "/nowhere/box-0-0")).parent

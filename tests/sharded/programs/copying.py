@@ -1,8 +1,8 @@
-"""A job of two ranks, each its own node's, that are killed while they copy their states: `copying.py`, under torchrun.
+"""A job of two ranks on two nodes that are killed while they copy their states: `copying.py`, under torchrun.
 
-COPYING_KILLS has a line of JSON: for each kill the step from which on it is due, the ranks, and the number of the
-passage, of those inside the copying, at which it strikes. None is due before the job has come further than at the one
-before: a rank that fails thrice in one step is no matter of copies. COPYING_STEPS is how long the job is.
+COPYING_KILLS is a line of JSON. For each kill it has the first step at which it is due, the ranks, and the number of
+the passage inside the copying. None is due before the job has come further than at the last one: a rank that fails
+thrice in one step is not a matter of copies. COPYING_STEPS is the length of the job.
 """
 
 import json
@@ -35,7 +35,7 @@ now = [0]
 
 
 def passing(where: str) -> None:
-    """This rank is in the midst of copying; it may be its end."""
+    """Record a passage inside the copying, at which this rank may be killed."""
     rounds[0] += where == "before room"
     if rounds[0] == 2:
         (diary.FOLDER / "first-round").touch()
@@ -59,7 +59,7 @@ def passing(where: str) -> None:
 
 
 def _struck_at(number: int) -> int:
-    """The step of that kill; -2 before the first."""
+    """Return the step of that kill; -2 before the first."""
     return int(_done(number).read_text() or -2) if number >= 0 else -2
 
 
@@ -68,7 +68,7 @@ def _done(number: int) -> Path:
 
 
 def passes(owner: Any, name: str) -> None:
-    """Whoever calls this is in the midst of copying, before and after."""
+    """Make a call of this function a passage, before and after it."""
     honest: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any, **options: Any) -> Any:

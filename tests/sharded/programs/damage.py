@@ -1,4 +1,4 @@
-"""What befalls a rank's memory, and the copies of it, with its process or without."""
+"""Damage to a rank's memory and to copies of it, with its process or without."""
 
 import os
 from pathlib import Path
@@ -14,13 +14,13 @@ _COPIES = [Path(path) for path in os.environ.get("TASKD_COPIES", "").split(":") 
 
 
 def lose_copies() -> None:
-    """What this rank's place on its node can read is gone, as with the node."""
+    """Erase the copies that this rank's place on its node can read, as in a loss of the node."""
     for path in _COPIES:
         CopyFile(path).erase()
 
 
 def flip_bits() -> None:
-    """One in each copy of this rank's own state on its node."""
+    """Flip one bit in each copy of this rank's own state on its node."""
     for path in _COPIES:
         file = CopyFile(path)
         head = file.head()
@@ -29,7 +29,7 @@ def flip_bits() -> None:
 
 
 def flip_a_weight(model: nn.Module) -> None:
-    """One bit of this rank's part of the largest: the highest of a mantissa, so that what comes of it differs."""
+    """Flip one bit of this rank's part of the largest parameter: a mantissa's highest, so that results differ."""
     largest = local(max(model.parameters(), key=torch.Tensor.numel))
     words = largest.view(-1)[largest.numel() // 2 :][:1].view(torch.int32)
     words ^= 1 << 22

@@ -1,4 +1,4 @@
-"""DeepSpeed on CPUs, under torchrun: `deepspeed_zero.py STAGE FOLDER [kill] [sdk]`; each rank leaves what it has there.
+"""DeepSpeed on CPUs, under torchrun: `deepspeed_zero.py STAGE FOLDER [kill] [sdk]`. Each rank writes its result there.
 
 `kill`: rank 1 is killed by the kernel in a backward pass, once. `sdk`: with a training state. Needs DS_ACCELERATOR=cpu.
 """

@@ -1,6 +1,6 @@
-"""A job of some shape that is dumped at a fault, or begins with what another has dumped (`tests.sharded.dumping`).
+"""A job of some shape that is dumped at a fault, or begins with another one's dump (`tests.sharded.dumping`).
 
-DUMPING_SHAPE names the shape, DUMPING_DO what is done: `train` until ranks are killed, `load` with taskd's own loading,
+DUMPING_SHAPE names the shape, DUMPING_DO the action: `train` until ranks are killed, `load` with taskd's own loading,
 or `plain` with torch's alone. Rank 0 writes whole tensors, by the names of the whole model, to DUMPING_TENSORS.
 """
 
@@ -68,14 +68,14 @@ def data(step: int, share: int) -> torch.Tensor:
 
 
 def none() -> tuple[nn.Module, Work]:
-    """All of it on each rank."""
+    """Build the whole model on each rank."""
     net = Net()
     model = nn.parallel.DistributedDataParallel(net)
     return net, lambda step: model(data(step, dist.get_rank())).square().sum().backward()
 
 
 def sharded(*sizes: int, names: tuple[str, ...]) -> tuple[nn.Module, Work]:
-    """FSDP2, or HSDP."""
+    """Build it with FSDP2 or HSDP."""
     mesh, net = init_device_mesh("cpu", sizes, mesh_dim_names=names), Net()
     for block in net.blocks.values():
         fully_shard(block, mesh=mesh)
@@ -84,7 +84,7 @@ def sharded(*sizes: int, names: tuple[str, ...]) -> tuple[nn.Module, Work]:
 
 
 def tensor_parallel(sharded: bool = False) -> tuple[nn.Module, Work]:
-    """The layers over two ranks; over the other dimension sharded too, or summed by hand."""
+    """Split the layers over two ranks. Over the other dimension, shard them or sum the gradients by hand."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     net = Net()
     ways = {"first": ColwiseParallel(), "second": RowwiseParallel()}
@@ -102,7 +102,7 @@ def tensor_parallel(sharded: bool = False) -> tuple[nn.Module, Work]:
 
 
 def pipeline(alike: bool = False) -> tuple[nn.Module, Work]:
-    """A block on each of two ranks; `alike`: both call theirs by the same name."""
+    """Put a block on each of two ranks. `alike`: both have the same name for theirs."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
     share, number = mesh.get_local_rank("dp"), mesh.get_local_rank("pp")
     net = Net((number,), number if alike else 0)
@@ -121,7 +121,7 @@ def sum_up(net: nn.Module, group: Any) -> None:
     for parameter in net.parameters():
         gradient: Any = parameter.grad
         dist.all_reduce(gradient.to_local() if hasattr(gradient, "to_local") else gradient, group=group)
-    dist.barrier()  # nobody steps before all have their gradients
+    dist.barrier()  # no rank steps before all have their gradients
 
 
 SHAPES: dict[str, Callable[[], tuple[nn.Module, Work]]] = {
@@ -138,7 +138,7 @@ SHAPES: dict[str, Callable[[], tuple[nn.Module, Work]]] = {
 
 
 def whole(net: nn.Module, optimizer: torch.optim.Optimizer) -> Whole:
-    """Every tensor of the job. Where a pipeline's stages call theirs alike, the second's have a number."""
+    """Return every tensor of the job. If a pipeline's stages use the same names, the second's have a number."""
     names: dict[Any, str] = {parameter: name for name, parameter in net.named_parameters()}
     found = {f"model.{name}": tensor for name, tensor in net.state_dict().items()}
     own = optimizer.optim if isinstance(optimizer, ZeroRedundancyOptimizer) else optimizer
@@ -160,7 +160,7 @@ def keep(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def plain(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """What a script does that knows nothing of taskd."""
+    """Load as a script without taskd does."""
     from torch.distributed import checkpoint
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
@@ -210,9 +210,9 @@ def main() -> None:
 
 
 def end() -> None:
-    """The fault: some ranks are killed, or all raise what a broken connection raises.
+    """Make the fault: kill some ranks, or raise the error of a broken connection on all.
 
-    One rank kills all of them: one that dies by itself breaks the barrier of another that was to die, which then lives.
+    One rank kills all victims. A victim that died by itself would break the barrier of another, which would then live.
     """
     pids: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(pids, os.getpid())

@@ -1,6 +1,6 @@
 """A job on a mesh that goes on with whole rows of it: `elastic.py`, with ELASTIC_SHAPE set, two ranks a row.
 
-It trains until somebody says stop, or for ELASTIC_STEPS, and tells in each step which shares this rank has worked at.
+It trains until the file `stop` exists, or for ELASTIC_STEPS. In each step it records the shares of this rank.
 Numbers have 64 bits, so that sums in another order differ in the fifteenth place, and a wrong average in the first.
 """
 
@@ -39,7 +39,7 @@ Work = Callable[[Any, int], None]
 
 
 def hsdp() -> tuple[nn.Module, Work]:
-    """The root has parameters of its own. Each share in two parts, of which the last one reduces."""
+    """Build HSDP whose root has parameters of its own. Each share has two parts, of which the last one reduces."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
     net = network()
     fully_shard(net[0], mesh=mesh)
@@ -57,7 +57,7 @@ def hsdp() -> tuple[nn.Module, Work]:
 
 
 def tp() -> tuple[nn.Module, Work]:
-    """Data parallel by hand: a mean over those that are there."""
+    """Build tensor parallel layers with data parallel by hand: a mean over the present ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "tp"))
     net = network()
     net[3] = nn.Identity()  # dropout: both ranks of a layer would drop other elements
@@ -73,7 +73,7 @@ def tp() -> tuple[nn.Module, Work]:
 
 
 def pp() -> tuple[nn.Module, Work]:
-    """A stage on each rank of a row. A share goes through it in two chunks."""
+    """Put a stage on each rank of a row. A share goes through it in two chunks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("dp", "pp"))
     number = mesh.get_local_rank("pp")
     layers = [*network()]
@@ -94,13 +94,13 @@ def pp() -> tuple[nn.Module, Work]:
 
 
 def mean_over(net: nn.Module, group: Any) -> None:
-    """Of the gradients, over those that are there."""
+    """Average the gradients over the present ranks."""
     for parameter in net.parameters():
         gradient: Any = parameter.grad
         mine = gradient.to_local() if hasattr(gradient, "to_local") else gradient
         dist.all_reduce(mine, group=group)
         mine /= dist.get_world_size(group)
-    dist.barrier()  # nobody steps before all have their gradients
+    dist.barrier()  # no rank steps before all have their gradients
 
 
 def tell(step: int, share: Any) -> None:
@@ -109,7 +109,7 @@ def tell(step: int, share: Any) -> None:
 
 
 def goes_on(step: int) -> bool:
-    """All ranks alike."""
+    """Return whether to go on, the same on all ranks."""
     flag = torch.tensor([step < STEPS if STEPS else not (FOLDER / "stop").exists()])
     dist.broadcast(flag, 0)
     return bool(flag)

@@ -1,7 +1,7 @@
-"""A few steps of every kind of parallel training, under torchrun: rank 0 prints what each rank has, by kind.
+"""A few steps of every kind of parallel training, under torchrun: rank 0 prints each rank's results, by kind.
 
-Nothing here knows of taskd: the same file under stock torchrun says what is right. Four ranks, gloo. An error is a
-result too: kinds that this torch does not offer on a CPU end alike in both.
+It runs without knowledge of taskd: its output under stock torchrun is the reference. Four ranks, gloo. An error is a
+result, too: kinds that this torch does not offer on a CPU end alike in both.
 """
 
 import hashlib

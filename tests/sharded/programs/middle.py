@@ -1,4 +1,4 @@
-"""Moments in the middle of torch's own collectives, told by name: the peers are inside them, or about to be."""
+"""Named moments in the middle of torch's own collectives: the peers are inside them, or about to be."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 def in_the_middle(moment: Callable[[str], None]) -> None:
     """Call `moment` when a gather or a reduction of FSDP2, or a broadcast of ZeRO-1, has begun.
 
-    And before a functional all-reduce is begun.
+    Call it also before a functional all-reduce.
     """
     _after(fsdp, "foreach_all_gather", lambda: moment("in an all-gather"))
     _after(fsdp, "foreach_reduce", lambda: moment("in a reduction"))

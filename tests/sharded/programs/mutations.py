@@ -1,4 +1,4 @@
-"""Ways to get the recovery of sharded models wrong, each done to the taskd of this process: a scene must notice."""
+"""Mutations that break the recovery of sharded models in the taskd of this process. A scene must detect each one."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,7 +16,7 @@ from tests.scripts import diary
 
 
 def _first(what: str) -> bool:
-    """Whether this happens in the job for the first time: which rank is the donor depends on where each has come to."""
+    """Return whether this is the job's first time. The donor depends on the progress of the ranks."""
     try:
         (diary.FOLDER / what).touch(exist_ok=False)
     except FileExistsError:
@@ -30,7 +30,7 @@ def put(module: Any, **mutated: Any) -> None:
 
 
 def keep_gradients() -> None:
-    """The gradients of unsharded parameters outlive an interrupted step."""
+    """Let gradients of unsharded parameters outlive an interrupted step."""
     drop_step = fsdp2.drop_step
 
     def mutated(modules: Any) -> None:
@@ -48,17 +48,17 @@ def _unsharded(parameter: Any) -> bool:
 
 
 def one_set() -> None:
-    """All ranks are taken for replicas of one another."""
+    """Treat all ranks as replicas of one another."""
     put(replicas, name_of=lambda _parts: "", digest_of=lambda _parts: "all")
 
 
 def leave_buffers() -> None:
-    """What the stages' second agreement does to buffers stays."""
+    """Keep the effects of the stages' second agreement on buffers."""
     put(pipelining, _keep_buffers=lambda _schedule, _is_first: None)
 
 
 def no_handle_in_meshes() -> None:
-    """A mesh holds the groups of the world in which it was made."""
+    """Let a mesh keep the groups of the world in which it was made."""
 
     class Empty(dict[str, Any]):
         def __setitem__(self, _name: str, _handle: Any) -> None:
@@ -68,9 +68,9 @@ def no_handle_in_meshes() -> None:
 
 
 def flip_a_bit() -> None:
-    """A tensor is sent with another bit, the first in the job: no mutation, but a fault that is to be found.
+    """Flip a bit of the first tensor that the job sends. This is not a mutation, but a fault that must be detected.
 
-    The message before the tensors, of fixed length, is padded: a bit of the padding is nobody's.
+    The message before the tensors has a fixed length and is padded: a bit of the padding has no meaning.
     """
     send = dist.isend
 
@@ -84,7 +84,7 @@ def flip_a_bit() -> None:
 
 
 def donate_nan() -> None:
-    """What the first donor holds becomes NaN as it gives it away: a fault that is to be found."""
+    """Make the first donor's state NaN when it gives it away. This is a fault that must be detected."""
     honest = packing.pack
 
     def pack(recovery: Any, **options: Any) -> Any:
@@ -97,18 +97,18 @@ def donate_nan() -> None:
 
 
 def trust_the_first_step() -> None:
-    """The same, and nobody looks at the first step."""
+    """Do the same, without a check of the first step."""
     donate_nan()
     put(first_step.FirstStep, watch=lambda *_: None)
 
 
 def compare_nothing() -> None:
-    """All digests of a state are equal."""
+    """Make all digests of a state equal."""
     put(verifying, digest=lambda _tensors: "the same")
 
 
 def no_position() -> None:
-    """A copy has no random numbers and no data position."""
+    """Leave random numbers and data position out of copies."""
     honest = packing.pack
 
     def pack(*args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def no_position() -> None:
 
 
 def no_agreement() -> None:
-    """Each rank goes on to the next copy as soon as its own is whole."""
+    """Let each rank go on to the next copy as soon as its own is complete."""
 
     def outcome(self: Any, _store: Any, step: int) -> int:
         self.kept = step

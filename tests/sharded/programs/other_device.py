@@ -1,7 +1,7 @@
 """A CPU as an accelerator: torch then makes meshes by `split_group`, as with NCCL, of gloo's groups.
 
-A default group that is bound to a device has to be of one that is no CPU, so it is bound to it afterwards. gloo lacks
-two things for splitting, which are added: options that can be copied, and the part of a rank that is in no group of it.
+A default group can only be bound to a device that is not a CPU when it is made, so it is bound afterwards. gloo lacks
+two parts of splitting, which are added: options that can be copied, and the part of a rank that is in no group of it.
 """
 
 import copy

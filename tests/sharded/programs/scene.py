@@ -1,8 +1,8 @@
 """A job of one kind of sharded model, under torchrun on four ranks: `scene.py`, with SCENE_KIND set.
 
-It tells `tests.scripts.diary` when it is in the middle of something, so that it can be killed there, and at its end
-what each rank has: its parts of the weights and of the optimizer's state, its buffers, and whether the objects that it
-began with are still there. Nothing here knows of taskd but the three lines that every script has.
+It reports its moments to `tests.scripts.diary`, so that it can be killed there, and each rank's results at its end.
+Results are its parts of the weights and of the optimizer's state, its buffers, and whether its first objects are still
+there. It has no knowledge of taskd but the three lines that every script has.
 """
 
 import os
@@ -30,12 +30,12 @@ from tests.sharded.programs.mutations import MUTATIONS
 
 STEPS = int(os.environ.get("SCENE_STEPS", "20"))
 STEP_S = float(os.environ.get("SCENE_STEP_S", "0"))
-"""By which a step is longer, as if a device worked."""
+"""Time by which a step is longer, in seconds, as if a device worked."""
 WIDTH, KINDS, PARTS = 16, 8, 2
 
 
 class Block(nn.Module):
-    """Two layers with dropout. It counts its passes in a buffer, which decides what it gives."""
+    """Two layers with dropout. A buffer counts its passes, and affects its output."""
 
     passes: torch.Tensor
 
@@ -68,7 +68,7 @@ Step = Callable[[int], torch.Tensor]
 
 
 def moment(name: str) -> None:
-    """This rank has come so far in its present step; it may be its end."""
+    """Record a moment of the present step, at which this rank may be killed."""
     diary.moment(name)
     match deadly.struck(now[0], name):
         case None:
@@ -90,13 +90,13 @@ def into_backward(_gradient: torch.Tensor) -> None:
 
 
 now = [-1]
-"""The step that is being done."""
+"""Number of the present step."""
 live: list[nn.Module] = []
-"""What is trained."""
+"""The trained modules."""
 
 
 def ddp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """All of it on each rank."""
+    """Build the whole model on each rank."""
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
     model = network()
     wrapper = nn.parallel.DistributedDataParallel(model, device_mesh=mesh)
@@ -113,17 +113,17 @@ def ddp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
 
 
 def hsdp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Sharded over two ranks, replicated on two others."""
+    """Shard it over two ranks, and replicate that on two others."""
     return fully_sharded(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard")))
 
 
 def fsdp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Sharded over all ranks."""
+    """Shard it over all ranks."""
     return fully_sharded(init_device_mesh("cpu", (4,), mesh_dim_names=("dp_shard",)))
 
 
 def fully_sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """With mixed precision and accumulated parts; the embedding and the head are the root group's."""
+    """Build it with mixed precision and accumulated parts. Embedding and head belong to the root group."""
     model = network()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in (model[1], model[2]):
@@ -149,7 +149,7 @@ def fully_sharded(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, D
 
 
 def tp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Each block's layers over two ranks, data parallel by hand over two such pairs."""
+    """Split each block's layers over two ranks, with data parallel by hand over two such pairs."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = network(dropout=0.0)
     plan = {
@@ -175,7 +175,7 @@ def tp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
             dist.all_reduce(gradient, group=replicas)
             if at == 3:
                 moment("in the all-reduces")
-        dist.barrier()  # nobody steps before all have their gradients: see docs/parallelism.md
+        dist.barrier()  # no rank steps before all have their gradients: see docs/parallelism.md
         return total
 
     return model, optimizer, mesh, step
@@ -188,7 +188,7 @@ def gradients(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def pp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Two stages of equal shapes and different weights, each on two ranks."""
+    """Build two stages of equal shapes and different weights, each on two ranks."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     share, number = mesh.get_local_rank("dp"), mesh.get_local_rank("pp")
     torch.manual_seed(number)
@@ -213,17 +213,17 @@ def pp() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
 
 
 def zero() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Each rank has a part of the optimizer's state."""
+    """Build it so that each rank has a part of the optimizer's state."""
     return partitioned(init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "zero")))
 
 
 def zero_pairs() -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """Each rank of a pair has a part of the optimizer's state, and there are two pairs."""
+    """Build two pairs, in which each rank has a part of the optimizer's state."""
     return partitioned(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "zero")))
 
 
 def partitioned(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, DeviceMesh, Step]:
-    """ZeRO-1 under DDP, with accumulated parts."""
+    """Build ZeRO-1 under DDP, with accumulated parts."""
     model = network()
     wrapper = nn.parallel.DistributedDataParallel(model)
     optimizer = ZeroRedundancyOptimizer(
@@ -247,7 +247,7 @@ def partitioned(mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, Dev
 
 
 def parts_of(value: Any) -> Any:
-    """The same with this rank's part of each sharded tensor."""
+    """Return the value with this rank's part of each sharded tensor."""
     if isinstance(value, dict):
         return {key: parts_of(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""A model sharded over two ranks, whose script states replica sets: `stated.py NAME`, RANK in it is the rank."""
+"""A model sharded over two ranks, whose script states replica sets: `stated.py NAME`. RANK in NAME is the rank."""
 
 import os
 import sys

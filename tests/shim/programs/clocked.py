@@ -1,4 +1,4 @@
-"""A worker that is busy for a while, then at step 1, then does as it is told: `clocked.py BOX STATEMENTS`."""
+"""A worker that is busy for a while, then at step 1, then runs statements: `clocked.py BOX STATEMENTS`."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ from taskd.wire.kinds import JobRank
 
 r = Recorder()
 r.attach(Path(sys.argv[1]), JobRank(0), 0)
-held = ctypes.PyDLL(None)  # calls without letting go of the GIL
+held = ctypes.PyDLL(None)  # calls without releasing the GIL
 free = ctypes.CDLL(None)
 deadline = time.monotonic() + 0.6
 while time.monotonic() < deadline:
@@ -22,7 +22,7 @@ r.step(1)
 
 
 def nest(go: str) -> None:
-    """Three calls, the newest of which ends at once, and the other two when the file is there."""
+    """Make three nested calls. The newest ends at once, and the other two when the file is there."""
     a = r._core.taskd_enter(1, 10, 100, 0, -1)
     b = r._core.taskd_enter(2, 20, 200, 0, -1)
     c = r._core.taskd_enter(3, 30, 300, 0, -1)
@@ -37,7 +37,7 @@ def nest(go: str) -> None:
 
 
 def have_child(box: str) -> None:
-    """One that for some beats has no box, and then this one."""
+    """Fork a child that has no box for some beats, and then this one."""
     if os.fork() == 0:
         time.sleep(0.5)
         r.attach(Path(box), JobRank(1), 0)

@@ -22,7 +22,7 @@ recorder.attach(box, JobRank(rank), 0)
 with recorder.naming("generation 7") if named else nullcontext():
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-if rank == 0 and named:  # ranks may differ in what they have formed before
+if rank == 0 and named:  # ranks may differ in the groups that they have formed before
     alone = dist.ProcessGroupGloo(dist.HashStore(), 0, 1, timedelta(seconds=10))
 with recorder.naming("second") if named else nullcontext():
     second = dist.new_group([0, 1])
@@ -47,7 +47,7 @@ model(torch.ones(4, 30)).sum().backward()
 assert recorder.census().collectives_hooked
 recorder.phase(BoxPhase.FINISHED)
 if rank == 0:
-    dist.all_reduce(torch.ones(3))  # the other one never comes
+    dist.all_reduce(torch.ones(3))  # the other rank never comes
 else:
     sys.stdout.flush()
     import signal

@@ -1,6 +1,6 @@
-"""A worker at step 1 that does as it is told: `crashes.py LIBRARY BOX|- STATEMENTS`. Without a box it has no taskd.
+"""A worker at step 1 that runs statements: `crashes.py LIBRARY BOX|- STATEMENTS`. Without a box it has no taskd.
 
-The native thread puts down which library is where at each of its beats; at the second from now on it knows this one.
+The native thread records the places of libraries at each of its beats. From its second beat on, it knows this library.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def await_go(path: str) -> None:
 
 
 def show_handlers() -> None:
-    """What this process is told of its handlers, and can do with them."""
+    """Print this process's handlers as it can read them, and use them."""
 
     class Action(ctypes.Structure):
         _fields_ = (("handler", ctypes.c_void_p), ("rest", ctypes.c_char * 256))
@@ -69,7 +69,7 @@ def have_children_that_die() -> None:
 
 
 def raise_twice() -> None:
-    """First in another thread, then here."""
+    """Raise an error in another thread first, then here."""
 
     def hook(kind, error, trace):
         r.last_words(error)
@@ -94,7 +94,7 @@ class Odd(Exception):  # noqa: N818 - its name is what can be had
 
 
 def say_odd_words(go: str) -> None:
-    """Words that cannot be had, and when the file is there too many."""
+    """Record last words that cannot be read, and too many when the file is there."""
 
     r.last_words(Odd())
     r.step(2)

@@ -1,4 +1,4 @@
-"""Reads a box in every way while, or after, it is cut. Prints how often it was told so; a SIGBUS ends it."""
+"""Reads a box in every way while, or after, it is cut. Prints the number of errors for that; a SIGBUS ends it."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Cuts a box, has its worker go on, and tells whether each way of reading says so: `cut_agent.py BOX GO`."""
+"""Cuts a box, releases its worker, and prints whether each way of reading reports the cut: `cut_agent.py BOX GO`."""
 
 import os
 import sys

@@ -29,7 +29,7 @@ print("went on", r.census().broken, flush=True)
 
 
 def read_behind_the_end(path: str) -> None:
-    """Of a file of our own."""
+    """Read behind the end of a mapped file of our own."""
     import mmap
     import os
 

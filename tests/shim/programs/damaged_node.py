@@ -1,6 +1,6 @@
-"""What an agent does with damaged libraries: `damaged_node.py INSTALLATION LIBRARY DAMAGED…`.
+"""An agent's behaviour with damaged libraries: `damaged_node.py INSTALLATION LIBRARY DAMAGED…`.
 
-Puts each of the damaged in the library's place and tells of it, a line of JSON each.
+Puts each damaged library in the library's place and reports on it, in a line of JSON each.
 """
 
 import json

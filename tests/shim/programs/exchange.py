@@ -2,7 +2,7 @@
 
     exchange.py ROLE RANK BOX PORT
 
-ROLE is "receive": wait for a tensor, and say how the wait ended; or "idle": say when gloo has no socket left.
+ROLE is "receive": wait for a tensor, and print how the wait ended; or "idle": report when gloo has no socket left.
 """
 
 import sys

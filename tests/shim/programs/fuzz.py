@@ -10,7 +10,7 @@ from taskd.runtime.box.blackbox import Box, BoxCommand
 
 template, scratch, seed, rounds = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 HEADER = 16
-STATES = (8 * 64, 8 * 64 + 4)  # of the fault, which is read only if this is believable
+STATES = (8 * 64, 8 * 64 + 4)  # the fault's, which is read only if this is believable
 rng = random.Random(seed)
 opened = 0
 for _ in range(rounds):
@@ -23,7 +23,7 @@ for _ in range(rounds):
     if rng.random() < 0.5:
         content[slice(*STATES)] = rng.randrange(6).to_bytes(4, sys.byteorder)
         content[7 * 64 : 7 * 64 + 8] = (2 * rng.randrange(9)).to_bytes(8, sys.byteorder)  # the request's lock
-        content[16 * 64 : 16 * 64 + 8] = (2 * rng.randrange(9)).to_bytes(8, sys.byteorder)  # that of the words
+        content[16 * 64 : 16 * 64 + 8] = (2 * rng.randrange(9)).to_bytes(8, sys.byteorder)  # the words' lock
     scratch.write_bytes(content)
     with contextlib.suppress(ShimError):
         box = Box.open(scratch)

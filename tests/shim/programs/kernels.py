@@ -1,6 +1,6 @@
-"""What NCCL tells a profiler of its kernels: `kernels.py BOX CORE INTERFACE`; prints the times at which it told.
+"""Reports of NCCL to a profiler about its kernels: `kernels.py BOX CORE INTERFACE`. It prints the times of its reports.
 
-Times in ns of the monotonic clock: for each thing that happens, just before and just after it.
+Times are in ns of the monotonic clock: for each event, just before and just after it.
 """
 
 import json
@@ -47,13 +47,13 @@ one.stop(again)
 time.sleep(0.02)
 tell(two.stop, other)
 
-# destroyed with two channels that never end; they are told of late, when nothing runs
+# destroyed with two channels that never end; their end is reported late, when nothing runs
 tell(one.start)
 late = one.start()
 tell(one.close)
 one.stop(late)
 
-# another one that has its place, while many notes of others are made
+# another one that has its place, while many records of others are made
 three = Communicator(plugin)
 first = tell(three.start)
 for _ in range(MANY):

@@ -1,4 +1,4 @@
-"""A worker that loads libraries, each for itself, and does as it is told: `libraries.py BOX STATEMENT LIBRARY…`."""
+"""A worker that loads libraries, each for itself, and runs a statement: `libraries.py BOX STATEMENT LIBRARY…`."""
 
 import ctypes
 import sys

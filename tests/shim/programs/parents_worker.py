@@ -1,4 +1,4 @@
-"""A worker with a child, that does as it is told before it says so: `parents_worker.py STATEMENTS`."""
+"""A worker with a child: runs statements, then reports the child's pid as its step: `parents_worker.py STATEMENTS`."""
 
 import os  # noqa: F401 - for the statements
 import signal

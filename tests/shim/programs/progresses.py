@@ -1,4 +1,4 @@
-"""A worker that tells of its progress, and waits."""
+"""A worker that reports its progress, and waits."""
 
 import signal
 

@@ -3,7 +3,7 @@
     reduce.py HOW RANK WORLD BOX PORT
 
 HOW the core comes: "gate" (preloaded), "core" (loaded before torch), "fork" (a template has loaded core and torch).
-After break number n, the surviving ranks are those that the store lists under "survivors/n"; they go on after the last
+After break number n, the surviving ranks are those that the store lists under "survivors/n". They go on after the last
 step that all of them have done. "stop" ends the rank.
 """
 
@@ -29,7 +29,7 @@ def fill(step: int, rank: int) -> float:
 
 
 def reduce_until_broken(step: int, rank: int, world: list[int], seen: list[int]) -> int:
-    """Reduces step after step; returns the last one that was whole."""
+    """Reduce step after step. Return the last complete step."""
     try:
         while True:
             tensor = torch.full((ELEMENTS,), fill(step + 1, rank))

@@ -1,4 +1,4 @@
-"""A rank that attaches as torchrun's ranks do, says on stdout what it has to say, and trains."""
+"""A rank that attaches as torchrun's ranks do, with its log on stdout, and trains."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""What a process writes into its box in every way there is; by itself it says whether that reached a box."""
+"""Every kind of write of a process to its box. As a program it prints whether they reached a box."""
 
 from taskd.runtime.box.recorder import BoxPhase, Recorder
 

@@ -1,4 +1,4 @@
-"""Takes the plugin for a rendezvous, and tells what it says."""
+"""Uses the plugin as a rendezvous, and prints its error."""
 
 from taskd.errors import ConfigError
 from taskd.python.adaptor.patch import handlers

@@ -1,7 +1,7 @@
 """Make one call of torchrun's own process fail, or record which of them run. Applied in a fork of the twin.
 
-BREAKS names the call as MODULE:NAME or MODULE:CLASS.NAME, or as MODULE:LIBRARY.NAME for what the module calls of a
-library. ERROR names what it raises; with ONCE only its first call fails. CENSUS=FILE records all calls that run there.
+BREAKS names the call as MODULE:NAME or MODULE:CLASS.NAME, or as MODULE:LIBRARY.NAME for the module's call of a library.
+ERROR names the error that it raises; with ONCE only its first call fails. CENSUS=FILE records all calls that run there.
 """
 
 import errno
@@ -34,7 +34,7 @@ MODULES: Final = (
     *(f"taskd.runtime.{name}" for name in ("box.blackbox", "folders.jobfolder", "system.pidfd")),
     *(f"taskd.core.{name}" for name in ("agent", "recovery.machine")),
 )  # fmt: skip
-"""Whose code runs in torchrun while a job starts, loses a rank, recovers it and ends."""
+"""Modules whose code runs in torchrun while a job starts, loses a rank, recovers it and ends."""
 LIBRARIES: Final = ("os", "select", "signal", "socket", "shutil", "subprocess", "tempfile", "threading", "zmq")
 ERRORS: Final[dict[str, Callable[[], Exception]]] = {
     "EMFILE": lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE)),
@@ -43,7 +43,7 @@ ERRORS: Final[dict[str, Callable[[], Exception]]] = {
     "KeyError": lambda: KeyError("broken by the test"),
 }
 SIGNAL: Final = "SIGTERM"
-"""In place of an error: torch's handler of signals raises in the midst of the call."""
+"""Value of ERROR with which torch's handler of signals raises in the midst of the call."""
 _RELEASES: Final = frozenset(
     (
         "taskd.runtime.agent.agent:NodeAgent._desert",
@@ -58,17 +58,17 @@ _RELEASES: Final = frozenset(
         "taskd.adaptors.torchrun.agent:TaskdElasticAgent._taskd_part",
     )
 )
-"""What deals with a failure. To let it fail as well is a second fault."""
+"""Calls that handle a failure. A failure in them would be a second fault."""
 _SURE: Final = frozenset(
     ("getpid", "getuid", "get_ident", "fsencode", "strerror", "Lock", "RLock", "Event", "Condition")
 )
 """Calls of libraries that fail for want of memory at most."""
 _STOCK: Final = re.compile(r":(TaskdElasticAgent\.(?!_taskd)\w+|TaskdContext\.\w+|LeavableStore\.\w+)$")
-"""Methods of torch's own classes: whatever fails there fails in torch."""
+"""Methods of torch's own classes: a failure in them is torch's."""
 
 
 def calls() -> Iterator[str]:
-    """Every call of the modules: functions and methods of their own, functions that they import, and libraries'."""
+    """Yield every call of the modules: their own functions and methods, functions that they import, and libraries'."""
     for name in MODULES:
         module = importlib.import_module(name)
         for key, value in vars(module).items():
@@ -84,7 +84,7 @@ def calls() -> Iterator[str]:
 
 
 def errors_of(call: str) -> tuple[str, ...]:
-    """Return what a call may raise, by its kind: a library's fails by the system, a decision or the codec by a bug."""
+    """Return the errors of a call by its kind: a library's fails by the system, a decision or the codec by a bug."""
     module, _, names = call.partition(":")
     first = names.partition(".")[0]
     place = vars(importlib.import_module(module))[first]
@@ -100,7 +100,7 @@ def _is_call(name: str, value: object) -> bool:
 
 
 def breakable() -> tuple[str, ...]:
-    """All calls but those of torch's own classes and those that deal with failures."""
+    """Return all calls but those of torch's own classes and those that handle failures."""
     return tuple(call for call in dict.fromkeys(calls()) if call not in _RELEASES and not _STOCK.search(call))
 
 
@@ -115,7 +115,7 @@ class _Library:
 
 
 def change(call: str, around: Callable[[Any], Any]) -> None:
-    """Put `around(function)` in the place of a function."""
+    """Replace a function by `around(function)`."""
     module, _, names = call.partition(":")
     place: Any = importlib.import_module(module)
     *parts, last = names.split(".")
@@ -132,7 +132,7 @@ def _signalled() -> Exception:
 
 
 def apply() -> None:
-    """Do what the environment says."""
+    """Apply the environment's settings."""
     if file := os.environ.get("CENSUS"):
         seen: set[str] = set()
         for call in breakable():

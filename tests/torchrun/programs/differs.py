@@ -1,4 +1,4 @@
-"""Tests as torch's are: alike with and without taskd, failing anyway, differing, and never run."""
+"""Tests like torch's: alike with and without taskd, failing anyway, differing, and never run."""
 
 import os
 import unittest

@@ -71,7 +71,7 @@ def train(link: WorkerLink | None) -> None:
 
 
 def resilient(link: WorkerLink) -> None:
-    """What `Session` does, without a state."""
+    """Do the same as `Session`, without a state."""
     step = 1
     link.enter(step, Condition.EMPTY if link.joins else Condition.CLEAN)
     plan: WorldPlan | None = link.await_order() if link.joins else None

@@ -1,4 +1,4 @@
-"""torchrun with a health check server that tells what is done with it, where torch has one without effect."""
+"""torchrun with a health check server that prints its calls, in place of torch's one without effect."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What is called before a module's import, and when: `heralded.py FOLDER`, in which there is a module `fresh`."""
+"""Calls before a module's import, and their time: `heralded.py FOLDER`, in which there is a module `fresh`."""
 
 import importlib
 import importlib.util
@@ -18,7 +18,7 @@ def begin() -> None:
 
 after_import("fresh", lambda _module: seen.append(0))
 before_import("fresh", begin)
-assert importlib.util.find_spec("fresh") is not None  # as accelerate's launcher asks for torch
+assert importlib.util.find_spec("fresh") is not None  # as accelerate's launcher searches for torch
 assert importlib.util.find_spec("fresh") is not None
 assert not seen
 fresh = importlib.import_module("fresh")

@@ -1,4 +1,4 @@
-"""What a hook on a module's import leaves behind: `hooked.py FOLDER`, in which there is a module `fresh`."""
+"""Traces of a hook on a module's import: `hooked.py FOLDER`, in which there is a module `fresh`."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ before = sys.meta_path[:]
 seen: list[int] = []
 after_import("fresh", lambda module: seen.append(module.value))
 after_import("fresh", lambda _module: seen.append(0))
-assert importlib.util.find_spec("fresh") is not None  # as transformers asks for torch
+assert importlib.util.find_spec("fresh") is not None  # as transformers searches for torch
 assert not seen
 fresh = importlib.import_module("fresh")
 after_import("fresh", lambda module: seen.append(2))

@@ -1,4 +1,4 @@
-"""Loads a copy of torch's run.py as the module, and tells which agent the launcher has then: `loads_copy.py COPY`."""
+"""Loads a copy of torch's run.py as the module, and prints the launcher's agent class: `loads_copy.py COPY`."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""Loads taskd's plugin while the launcher is being imported, as torch does; tells which agent the launcher has then."""
+"""Loads taskd's plugin while the launcher is being imported, as torch does, and prints the launcher's agent class."""
 
 import sys
 

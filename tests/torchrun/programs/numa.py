@@ -1,4 +1,4 @@
-"""torchrun on a machine that torch takes for one with two GPUs, both at NUMA node 0."""
+"""torchrun on a machine that appears to torch as one with two GPUs, both at NUMA node 0."""
 
 from torch.distributed import run
 from torch.numa import binding

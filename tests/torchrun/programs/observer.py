@@ -1,4 +1,4 @@
-"""A rank that notes what it sees, says a few lines, and ends in the way its first argument names. Without torch."""
+"""A rank that records its surroundings, prints a few lines, and ends as its first argument requires. Without torch."""
 
 import ctypes
 import json
@@ -16,7 +16,7 @@ action, *words = [word for word in sys.argv[1:] if not word.startswith("--local-
 
 
 def see() -> dict[str, Any]:
-    """What the launcher has made of this process."""
+    """Return the properties of this process that the launcher sets."""
     return {
         "argv": sys.argv,
         "main": __name__,
@@ -32,14 +32,14 @@ def see() -> dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """In one write, so that no other rank's line comes between text and newline."""
+    """Print a line in one write, so that no other rank's line comes between text and newline."""
     for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr)):
         stream.write(f"{text} of rank {rank}, attempt {attempt}, on {name}\n")
         stream.flush()
 
 
 def meet() -> None:
-    """Wait until all ranks are here: rank 0 hears every other one, then lets it go."""
+    """Wait until all ranks are here: rank 0 receives every other one, then releases it."""
     size = int(os.environ["WORLD_SIZE"])
     if rank:
         (folder / f"here-{rank}").open("w").close()
@@ -52,7 +52,7 @@ def meet() -> None:
 
 
 def fail(times: int) -> None:
-    """Rank 1 fails in its first `times` attempts, when all ranks have come so far."""
+    """Let rank 1 fail in its first `times` attempts, when all ranks have come so far."""
     meet()
     if rank == 1 and attempt < times:
         raise ValueError(f"attempt {attempt} fails")
@@ -61,7 +61,7 @@ def fail(times: int) -> None:
 
 
 def await_signal(name: str, reaction: str) -> None:
-    """Rank 0 signals torchrun when all ranks are ready."""
+    """Let rank 0 signal torchrun when all ranks are ready."""
     number = signal.Signals[name]
 
     def react(found: int, frame: object) -> None:
@@ -81,14 +81,14 @@ def await_signal(name: str, reaction: str) -> None:
 
 
 def grow() -> None:
-    """Alone, let the second node start, and wait for the restart that it causes."""
+    """Let the second node start while this one is alone, and wait for the restart that it causes."""
     if os.environ["GROUP_WORLD_SIZE"] == "1":
         (folder / "alone").open("w").close()
         signal.pause()
 
 
 def time_out() -> None:
-    """Ask torchrun's watchdog to end this process at once."""
+    """Make torchrun's watchdog end this process at once."""
     request = {"version": 1, "pid": os.getpid(), "scope_id": "scope", "expiration_time": 1.0, "signal": 15}
     with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as watchdog:
         watchdog.write(json.dumps(request) + "\n")
@@ -96,7 +96,7 @@ def time_out() -> None:
 
 
 def sleep_in_the_kernel() -> None:
-    """The parent of a vfork is in uninterruptible sleep until its child ends or executes something."""
+    """Sleep uninterruptibly, as the parent of a vfork does until its child ends or executes a program."""
     if ctypes.CDLL(None).vfork() == 0:
         while True:
             signal.pause()

@@ -1,4 +1,4 @@
-"""Shows what a script can see of its interpreter, then ends in the way that its first argument names."""
+"""Prints a script's view of its interpreter, then ends as its first argument requires."""
 
 import atexit
 import multiprocessing

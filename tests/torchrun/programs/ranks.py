@@ -21,7 +21,7 @@ if sys.argv[2] == "hold":
         signal.pause()
 if sys.argv[2] == "fail" and rank == "1":
     raise ValueError("rank 1 fails")
-if sys.argv[2] == "stock" and incarnation == "0":  # rank 0 has told that it lives before rank 1 can be killed
+if sys.argv[2] == "stock" and incarnation == "0":  # rank 0 has reported that it lives before rank 1 can be killed
     (folder / "begun").open("w" if rank == "0" else "r").close()
 if rank == "1" and incarnation == "0":
     with (folder / "up").open("w"):

@@ -1,4 +1,4 @@
-"""What a script finds of taskd's own options: their variables, and its own arguments."""
+"""Prints taskd's own options as a script finds them: their variables, and its own arguments."""
 
 import json
 import os

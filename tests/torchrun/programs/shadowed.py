@@ -1,6 +1,6 @@
-"""Which of these modules are the user's: `shadowed.py [torch] NAME…`. With `torch`, it trains before.
+"""Prints whether each of these modules is the user's: `shadowed.py [torch] NAME…`. With `torch`, it trains before.
 
-It imports nothing that the user may have a module of.
+It imports only modules of which the user cannot have one.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""A store in a process of its own, which says its port."""
+"""A store in a process of its own, which prints its port."""
 
 import sys
 

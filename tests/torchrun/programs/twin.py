@@ -3,7 +3,7 @@
 Rules:
 
 1. Torch is imported once, before the first fork; that is most of what starting torchrun costs. There is one thread.
-   What is there then is frozen: the forks neither collect nor copy it.
+   Objects of that time are frozen: the forks neither collect nor copy them.
 2. A fork does what the command line would: arguments, environment, directory, three streams, a session of its own.
 """
 

@@ -1,6 +1,6 @@
 """Handwritten digits with accelerate, as its documentation teaches: accumulation, a scheduler, clipping, evaluations.
 
-ACCELERATE_CASE: "ddp", "fsdp2", or "sampler", whose shuffling ranks agree on as a pass begins.
+ACCELERATE_CASE: "ddp", "fsdp2", or "sampler", whose shuffling ranks agree on when a pass begins.
 """
 
 import os
@@ -34,7 +34,7 @@ def network() -> nn.Module:
 
 
 class Noisy(TensorDataset):
-    """Rows with a little noise, drawn as they are read."""
+    """Rows with a little noise, drawn when they are read."""
 
     def __getitem__(self, index):
         row, kind = super().__getitem__(index)

@@ -1,4 +1,4 @@
-"""Copies of a state that no other rank has, as a program of a scene waits for them."""
+"""A wait of a scene's program for copies of a state that no other rank has."""
 
 import time
 
@@ -8,7 +8,7 @@ _LOOK_S = 0.001
 
 
 def await_copies() -> None:
-    """As where a step takes longer than a copy: a kill finds copies of the newest step that was due."""
+    """Wait until due copies are made, as in a step that is longer than a copy. A kill then finds the newest ones."""
     if moments.PLAIN:
         return
     from taskd.adaptors.training.runtime import current

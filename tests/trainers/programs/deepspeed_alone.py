@@ -1,6 +1,6 @@
 """One process with an engine of each stage of ZeRO: its state taken and put back, and steps broken off and done again.
 
-Prints a line for each stage: what was not as in a training that nothing has disturbed, or that all was.
+Prints a line for each stage: the deviation from an undisturbed training, or that there is none.
 """
 
 import copy
@@ -130,7 +130,7 @@ def wrong(stage: int, more: dict[str, object]) -> str:
 
 
 def left_as_it_is() -> str:
-    """An engine with an optimizer of a kind that is not known."""
+    """Check that an engine with an optimizer of an unknown kind is left as it is."""
     engine = engine_of(1, {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}})
     state = taskd.deepspeed.state(engine)
     if own_state(engine.module) is not None or state.optimizer is not engine.basic_optimizer:
@@ -145,7 +145,7 @@ def left_as_it_is() -> str:
 
 
 def loader_wrong() -> str:
-    """A loader of DeepSpeed's gives the same with its place kept, and goes on at it."""
+    """Check that a loader of DeepSpeed's gives the same when its position is kept, and goes on from there."""
     engine = engine_of(0, {})
     rows = torch.utils.data.TensorDataset(torch.arange(20.0))
 

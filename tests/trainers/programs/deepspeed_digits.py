@@ -1,4 +1,4 @@
-"""Digits with DeepSpeed, as its documentation teaches: ZERO_STAGE, micro-batches that are accumulated, checkpoints."""
+"""Digits with DeepSpeed, as its documentation teaches: ZERO_STAGE, accumulated micro-batches, checkpoints."""
 
 import os
 import time
@@ -64,7 +64,7 @@ torch.manual_seed(10 + dist.get_rank())
 
 
 def log(step: int, loss: float) -> None:
-    """A logger that is asked for each step once: what is done again after a fault it knows already."""
+    """Log each step once. A step that is done again after a fault is in the log already."""
     path = diary.FOLDER / f"logged-{dist.get_rank()}"
     known = path.read_text().splitlines() if path.exists() else []
     if not known or int(known[-1].split()[0]) < step:
@@ -113,7 +113,7 @@ if not moments.PLAIN:
 
 
 def await_copies() -> None:
-    """A rank that dies before all have copies has all start anew. Steps are short here: so the first is waited for."""
+    """Wait for the first copies, since steps are short here. A rank that dies before all have copies restarts all."""
     backups: Any = state._recovery.backups
     end_s = time.monotonic() + 2
     while STAGE and state.step > 1 and backups and not backups.tally.whole and time.monotonic() < end_s:

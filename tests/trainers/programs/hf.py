@@ -1,6 +1,6 @@
 """A small GPT-2 on Python's own text with transformers' Trainer, as its documentation teaches.
 
-HF_CASE says with which arguments.
+HF_CASE names the arguments.
 """
 
 import codecs
@@ -26,7 +26,7 @@ LENGTH = 24
 
 
 class Texts(torch.utils.data.Dataset):
-    """Pieces of the text, bytes as tokens; `noisy` ones are read with a little noise, as augmentation does."""
+    """Pieces of the text, with bytes as tokens. `noisy` ones are read with a little noise, as in augmentation."""
 
     def __init__(self, begin: int, end: int, *, noisy: bool = False) -> None:
         self.places = range(begin, end)
@@ -44,7 +44,7 @@ class Texts(torch.utils.data.Dataset):
 
 
 class Stream(torch.utils.data.IterableDataset):
-    """The same, one after the other."""
+    """The same pieces, one after the other."""
 
     def __iter__(self):
         texts = Texts(0, 70)
@@ -52,7 +52,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 class Trained(Watched, Trainer):
-    """The trainer, watched."""
+    """The trainer with records of its progress."""
 
 
 COMMON = {
@@ -111,7 +111,7 @@ CASES = {
 
 
 def made_checkpoint() -> str:
-    """One of a former training, of each rank's own; made by a process of its own unless it is there already."""
+    """Return a checkpoint of a former training, one for each rank. A process of its own makes it unless it exists."""
     folder = diary.FOLDER / f"first-{diary.RANK}"
     if not (folder / "made").exists():
         outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TASKD_PROCESS_ENABLE")

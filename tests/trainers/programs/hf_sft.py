@@ -21,7 +21,7 @@ TEXTS = [TEXT[at * 13 : at * 13 + 20 + at % 7] for at in range(70)]
 
 
 class Trained(Watched, SFTTrainer):
-    """The trainer, watched."""
+    """The trainer with records of its progress."""
 
 
 tokens = models.BPE(vocab={chr(number): number for number in range(128)}, merges=[])

@@ -1,4 +1,4 @@
-"""What the programs of Hugging Face's trainers tell of themselves."""
+"""Records of the programs of Hugging Face's trainers."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ _micro = [0]
 
 
 class Watched:
-    """Stands before a trainer's class: tells what each micro-batch gave, and when a checkpoint is half written."""
+    """Mixin before a trainer's class: records each micro-batch's loss, and the moment of a half-written checkpoint."""
 
     def training_step(self, *args, **kwargs):
         loss = super().training_step(*args, **kwargs)
@@ -29,7 +29,7 @@ class Watched:
 
 
 class Moments(TrainerCallback):
-    """Says where the training is, and keeps what the loggers are given."""
+    """Records the position of the training, and keeps the loggers' values."""
 
     def on_step_begin(self, args, state, control, **kwargs):
         _micro[0] = 0
@@ -56,19 +56,19 @@ class Moments(TrainerCallback):
 
 
 def into_backward(module, args, output):
-    """A block's hook: the gradient of what comes out of it tells that the backward pass has come so far."""
+    """Record as a block's hook, at the gradient of its output, that the backward pass has come so far."""
     hidden = output[0] if isinstance(output, tuple) else output
     if hidden.requires_grad:
         hidden.register_hook(moments.into_backward)
 
 
 def without_times(lines):
-    """What was logged, but for what a clock tells."""
+    """Return the logged values without those of a clock."""
     return {key: value for key, value in lines.items() if not any(time in key for time in TIMES)}
 
 
 def told_by(folder: Path) -> dict[str, str]:
-    """Digests of the files of all checkpoints."""
+    """Return digests of the files of all checkpoints."""
     told = {}
     for path in sorted(folder.glob("checkpoint-*/**/*")):
         name = str(path.relative_to(folder))
@@ -87,7 +87,7 @@ def told_by(folder: Path) -> dict[str, str]:
 
 
 def finish(trainer, result) -> None:
-    """The end of a program."""
+    """Record the results at the end of a program."""
     state = trainer.state
     diary.finish(
         trainer.model,

@@ -83,7 +83,7 @@ class Digits(L.LightningModule):
 
 
 class Telling(Callback):
-    """Tells what loggers are given, and counts."""
+    """Records the loggers' values, and counts."""
 
     def __init__(self) -> None:
         self.batches = self.evaluations = 0
@@ -102,7 +102,7 @@ class Telling(Callback):
 
 
 class Checkpoints(ModelCheckpoint):
-    """A moment in the middle of writing one."""
+    """A checkpoint with a moment in the middle of its writing."""
 
     def _save_checkpoint(self, trainer, filepath):
         moments.moment("checkpoint")

@@ -1,4 +1,4 @@
-"""Lightning with manual optimization: a GAN on digits, two optimizers, losses logged as the step ends."""
+"""Lightning with manual optimization: a GAN on digits, two optimizers, losses logged at the end of the step."""
 
 import lightning as L  # noqa: N812 - as its documentation does
 import torch

@@ -1,6 +1,6 @@
 """A GPT of Megatron's core learns Python's own text: tensor or pipeline parallel under data parallel, on four ranks.
 
-MEGATRON names what is switched on: distributed, overlap, bf16, fp16, pipeline; works: evaluations, checkpoints.
+MEGATRON names the enabled features: distributed, overlap, bf16, fp16, pipeline; works: evaluations, checkpoints.
 """
 
 import os
@@ -140,7 +140,7 @@ PLACES = torch.arange(LENGTH, device=place.DEVICE).repeat(ROWS, 1)
 
 
 def gather(*args, **kwargs):
-    """Gather parameters behind an inner optimizer's step. With kills, it fails once at MEGATRON_FAILS (rank:step)."""
+    """Gather parameters after an inner optimizer's step. With kills, it fails once at MEGATRON_FAILS (rank:step)."""
     failed = diary.FOLDER / "failed"
     here = bool(os.environ["SCENE_KILLS"]) and f"{diary.RANK}:{moments._step[0]}" == os.environ["MEGATRON_FAILS"]
     if here and not PLAIN and not failed.exists():
@@ -198,7 +198,7 @@ def log(step):
 
 
 def evaluate(step):
-    """Behind some commits, with all ranks; so is `save`."""
+    """Evaluate with all ranks after some commits. `save` is called there, too."""
     if "works" not in ON or step % 4:
         return
     model[0].eval()
@@ -242,7 +242,7 @@ def train():
 
 
 class Plain:
-    """What stands in place of a state on the plain library."""
+    """Replacement of a state on the plain library."""
 
     step = 0
 

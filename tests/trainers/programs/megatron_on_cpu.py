@@ -1,8 +1,8 @@
-"""Lets megatron-core 0.16.1, which is written for GPUs, run on a CPU: the least that its own lines force.
+"""Lets megatron-core 0.16.1, which is written for GPUs, run on a CPU, with the smallest necessary changes.
 
-- It makes tensors with `device="cuda"` and asks for the current device: both are the CPU.
-- It tells types of tensors by their names (`torch.cuda.FloatTensor`): a tensor's name has `cuda` in it here.
-- Its loss scaler moves what it loads with `Tensor.cuda()`: it stays where it is.
+- It makes tensors with `device="cuda"` and reads the current device: both are the CPU.
+- It identifies types of tensors by their names (`torch.cuda.FloatTensor`): a tensor's name has `cuda` in it here.
+- Its loss scaler moves loaded values with `Tensor.cuda()`: they stay where they are.
 - It waits for the device when stages have exchanged activations, and in its timers: there is none to wait for.
 - Its tracker of random numbers swaps the states of a GPU's generator: here it swaps those of the CPU's, so that dropout
   within the parts of a layer draws as it does on a GPU. It warns of the CPU's state having changed: it has, here.

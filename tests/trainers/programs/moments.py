@@ -3,11 +3,11 @@
 Rules:
 
 1. SCENE_KILLS names them (see `tests.scripts.deadly`).
-2. A program says in which step it is (`at`), and that it has reached a moment (`moment`). It does so in both runs, with
-   taskd and without.
+2. A program reports its step (`at`), and its arrival at a moment (`moment`). It does so in both runs, with taskd and
+   without.
 3. A mark before a moment's name strikes otherwise: `~` a kernel that does not end is sent to the device, `^` the Python
    code loops without end.
-4. PLAIN tells a program that it is the undisturbed run of the plain library: it imports nothing of taskd then.
+4. PLAIN marks the undisturbed run of the plain library, in which a program imports nothing of taskd.
 """
 
 import os
@@ -22,12 +22,12 @@ _step = [0]
 
 
 def at(step: int) -> None:
-    """The training is in this step now, counted from 1."""
+    """Record that the training is in this step now, counted from 1."""
     _step[0] = step
 
 
 def moment(name: str) -> None:
-    """This rank has come so far in its present step; it may be its end."""
+    """Record a moment of the present step, at which this rank may be killed."""
     diary.moment(f"{name} {_step[0]}")
     struck = deadly.struck(_step[0], name)
     if struck == "~":
@@ -40,11 +40,11 @@ def moment(name: str) -> None:
 
 
 def into_backward(_gradient: object) -> None:
-    """A tensor's hook."""
+    """Record the moment as a tensor's hook."""
     moment("backward")
 
 
 def logged(step: int, text: str) -> None:
-    """What a logger was given: one line in a file that outlives this process."""
+    """Record a logger's line in a file that outlives this process."""
     with (diary.FOLDER / f"logged-{diary.RANK}").open("a") as file:
         file.write(f"{step} {text}\n")

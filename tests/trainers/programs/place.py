@@ -1,6 +1,6 @@
-"""Where a scene's program trains: on the CPU, or with SCENE_DEVICE=cuda on an accelerator, and over which backend.
+"""Device and backend of a scene's program: the CPU, or with SCENE_DEVICE=cuda an accelerator.
 
-Several ranks may share one accelerator. NCCL refuses that of ranks of one host, and so each is a host of its own.
+Several ranks may share one accelerator. NCCL refuses that to ranks of one host, so each is a host of its own.
 """
 
 import os

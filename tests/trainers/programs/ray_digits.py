@@ -1,4 +1,4 @@
-"""What each worker of `ray_train` does."""
+"""The program of each worker of `ray_train`."""
 
 import tempfile
 from pathlib import Path

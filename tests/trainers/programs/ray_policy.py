@@ -1,4 +1,4 @@
-"""What each learner of `ray_actors` does: ordinary DDP over gloo, with accumulation, evaluations and checkpoints."""
+"""The program of each learner of `ray_actors`: usual DDP over gloo, with accumulation, evaluations and checkpoints."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ STEPS, BATCH, MICRO, EVERY = 12, 16, 2, 4
 
 
 class PlainState:
-    """What taskd.TrainState is to the loop, on plain Ray."""
+    """Replacement of taskd.TrainState for the loop, on plain Ray."""
 
     step = 0
 
@@ -30,7 +30,7 @@ class PlainState:
 
 
 def sdk():
-    """The state's class and the decorator: taskd's, or none on plain Ray."""
+    """Return the state's class and the decorator: taskd's, or stand-ins on plain Ray."""
     if moments.PLAIN:
         return PlainState, lambda _state: lambda function: function
     import taskd
@@ -54,7 +54,7 @@ class Policy:
         torch.manual_seed(100 + rank)  # each learner acts by its own random numbers
 
     def act(self, choice):
-        """The loss of one micro-batch."""
+        """Return the loss of one micro-batch."""
         logits = self.model(self.images[choice])
         logits.register_hook(moments.into_backward)
         acted = torch.distributions.Categorical(logits=logits)

@@ -14,7 +14,7 @@ from tests.trainers.programs.copies import await_copies
 
 CASE = os.environ.get("TITAN_CASE", "fsdp")
 SIZE, STEPS = 24, 14
-# torchtitan reads the command line as it is imported.
+# torchtitan reads the command line when it is imported.
 degrees = {"fsdp": "data_parallel_shard", "tp": "tensor_parallel", "pp": "pipeline_parallel"}
 sys.argv[1:] = [
     *("--model.name", "letters", "--model.flavor", "small", "--training.steps", str(STEPS)),
@@ -37,7 +37,7 @@ from torchtitan.train import Trainer, main  # noqa: E402
 
 
 class Told(BaseLogger):
-    """Tells what it is given, but for times and memory."""
+    """A logger that records its values without times and memory."""
 
     def log(self, metrics, step):
         told = {name: round(float(value), 6) for name, value in sorted(metrics.items()) if _is_exact(name)}
@@ -52,7 +52,7 @@ def _is_exact(name: str) -> bool:
 
 
 class Watched(Trainer):
-    """Says where it is."""
+    """The trainer with records of its progress."""
 
     def __init__(self, config):
         super().__init__(config)

@@ -1,7 +1,7 @@
 """torchtitan on a CPU, and the letters that it learns: Python's own text, and a small Llama.
 
-torchtitan takes a GPU for granted: what stands in for it here is for tests and benchmarks alone. It reads the command
-line as it is imported, and so as this is.
+torchtitan requires a GPU: its stand-ins here are for tests and benchmarks alone. It reads the command line when it is
+imported, and so does this module.
 """
 
 import codecs
@@ -22,7 +22,7 @@ NO_DEVICE = types.SimpleNamespace(
     memory_stats=lambda _device=None: {},
     synchronize=lambda *_: None,
 )
-torch_utils._get_available_device_type = lambda: "cpu"  # torchtitan asks torch, and would take CUDA without an answer
+torch_utils._get_available_device_type = lambda: "cpu"  # torchtitan queries this, and would use CUDA without it
 vars(torch_utils)["_get_device_module"] = lambda _kind: NO_DEVICE
 factor = FSDPModule.set_gradient_divide_factor
 
@@ -43,7 +43,7 @@ WORDS = 64
 
 
 class Letters(BaseTokenizer):
-    """A letter is a token."""
+    """A tokenizer with a token for each letter."""
 
     def encode(self, text: str) -> list[int]:
         return [ord(letter) % WORDS for letter in text]
@@ -56,7 +56,7 @@ class Letters(BaseTokenizer):
 
 
 class Text(torch.utils.data.IterableDataset):
-    """Python's Zen, again and again, from another place on each rank. It knows where it is."""
+    """Python's Zen, repeated, from another position on each rank. It keeps its position."""
 
     def __init__(self, tokens: list[int], size: int, share: int, shares: int) -> None:
         self.tokens, self.size, self.at, self.by = tokens, size, share * size, shares * size

@@ -1,4 +1,4 @@
-"""A loop of one's own with torchtitan's pieces: its Llama, its FSDP2, its optimizers, schedulers and loader."""
+"""A user's own loop with torchtitan's pieces: its Llama, its FSDP2, its optimizers, schedulers and loader."""
 
 import sys
 
@@ -8,7 +8,7 @@ from tests.scripts import diary
 from tests.trainers.programs import moments
 
 STEPS, SIZE = 12, 24
-sys.argv[1:] = [  # torchtitan reads the command line as it is imported
+sys.argv[1:] = [  # torchtitan reads the command line when it is imported
     *("--model.name", "letters", "--model.flavor", "small", "--training.dataset", "letters"),
     *("--training.local_batch_size", "2", "--training.seq_len", str(SIZE), "--training.steps", str(STEPS)),
     *("--parallelism.data_parallel_shard_degree", "2", "--lr_scheduler.warmup_steps", "3", "--optimizer.lr", "0.01"),

@@ -1,4 +1,4 @@
-"""Commits steps until it is killed; the numbers of each follow from it: `commits.py FILE`."""
+"""Commits steps until it is killed; the step determines its numbers: `commits.py FILE`."""
 
 import random
 import sys

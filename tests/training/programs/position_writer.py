@@ -1,4 +1,4 @@
-"""Writes a position file until it is killed; each entry follows from its step: `position_writer.py FILE`."""
+"""Writes a position file until it is killed; the step determines each entry: `position_writer.py FILE`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""Ranks that are forks of this process: `ranks.py SIZE PROGRAM ARGUMENT…`, where {rank} stands for the rank of each,
-also as the whole value of a variable.
+"""Ranks that are forks of this process: `ranks.py SIZE PROGRAM ARGUMENT…`.
 
-To import torch, and all that the first step imports, is most of what a rank costs. The last line is how all have ended.
+{rank} stands for the rank of each, also as the whole value of a variable. Imports of torch and of the first step are
+most of a rank's cost, and forks share them. The last line lists the exit statuses.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     python read_scripts.py SCRIPT:RANKS…
 
-Prints what is found in each, as JSON. A script that enters no training function is left out.
+Prints the findings of each, as JSON. A script that enters no training function is left out.
 """
 
 import gc
@@ -24,11 +24,11 @@ import taskd
 from taskd.adaptors.training.proof.reading import read_function
 
 IMPORTED = datasets, stateful_dataloader
-"""By many of the scripts: once is enough."""
+"""Many of the scripts import these: once is enough."""
 
 
 def resilient(state: Any) -> Any:
-    """In place of taskd's own: reads, and ends the process."""
+    """Replace taskd's own decorator: read the function and end the process."""
 
     def decorate(function: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def set_up(script: Path, ranks: int) -> None:
 
 
 def read(script: Path, ranks: int) -> Any:
-    """What is found in a script; None if it enters no training function."""
+    """Return the findings in a script; None if it enters no training function."""
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -63,7 +63,7 @@ def read(script: Path, ranks: int) -> Any:
             os._exit(0)
         try:
             set_up(script, ranks)
-        except BaseException:  # noqa: BLE001 - of the script's own
+        except BaseException:  # noqa: BLE001 - the script's own errors
             traceback.print_exc()
         os._exit(1)
     os.close(writing)
@@ -74,8 +74,8 @@ def read(script: Path, ranks: int) -> Any:
 
 
 torch.set_num_threads(1)
-torch.optim.AdamW(torch.nn.Linear(1, 1).parameters())  # imports what each script would import
-gc.freeze()  # a state looks through what its script has made
+torch.optim.AdamW(torch.nn.Linear(1, 1).parameters())  # imports the modules that each script would import
+gc.freeze()  # a state searches the objects that its script has made
 given = [argument.partition(":") for argument in sys.argv[1:]]
 read_all = {Path(name).stem: read(Path(name), int(ranks)) for name, _, ranks in given}
 print(json.dumps({name: found for name, found in read_all.items() if found is not None}))

@@ -1,1 +1,1 @@
-"""accelerate: a loop of the user's own around what `Accelerator.prepare` has made."""
+"""accelerate: a loop of the user's own around the objects that `Accelerator.prepare` has made."""

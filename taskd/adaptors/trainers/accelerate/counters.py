@@ -1,4 +1,4 @@
-"""What accelerate counts of a training beside its model: where it is in accumulating, and which loaders are read."""
+"""accelerate's counters of a training beside its model: the place in accumulating, and the loaders that are read."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ class AcceleratorCounters:
     """A part of a training state that is each rank's own: every rank goes back to its own counters at a fault.
 
     Args:
-        accelerator: whose they are.
+        accelerator: owner of the counters.
         places: of its loaders that are trained from, with the loader each. They have gone back before this does.
     """
 
@@ -19,7 +19,7 @@ class AcceleratorCounters:
         self._places = places
 
     def state_dict(self) -> dict[str, Any]:
-        """Those of now."""
+        """Return the present counters."""
         accelerator = self._accelerator
         return {
             "step": accelerator.step,
@@ -28,7 +28,10 @@ class AcceleratorCounters:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to these. A loader that goes on with its iterator is being read; what else was, no longer is."""
+        """Go back to these counters.
+
+        A loader that goes on with its iterator is being read. Any other one no longer is.
+        """
         accelerator = self._accelerator
         accelerator.step = state["step"]
         accelerator.project_configuration.iteration = state["saves"]

@@ -1,4 +1,4 @@
-"""What the adapter reads and sets in accelerate."""
+"""The names that the adapter reads and sets in accelerate."""
 
 from typing import Final
 

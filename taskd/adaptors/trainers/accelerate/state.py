@@ -1,9 +1,9 @@
-"""The training state of a loop that accelerate's objects are used in.
+"""The training state of a loop that uses accelerate's objects.
 
 Rules:
 
-1. Its parts are what the accelerator has prepared: models, optimizers, schedulers, its gradient scaler, and whatever is
-   registered for its checkpoints.
+1. Its parts are the objects that the accelerator has prepared: models, optimizers, schedulers, and its gradient scaler.
+   Objects registered for its checkpoints are parts too.
 2. A commit counts where gradients were synchronized: between two micro-batches of a step it does nothing.
 3. Loaders have the order and the random numbers that accelerate gives them (see `as_plain`).
 """
@@ -20,7 +20,7 @@ from taskd.errors import ConfigError
 
 
 class AcceleratorState(TrainState):
-    """As `TrainState`, of what an accelerator has prepared."""
+    """A `TrainState` of the objects that an accelerator has prepared."""
 
     def __init__(self, accelerator: Any, loaders: tuple[Any, ...], given: Mapping[str, Any]) -> None:
         options = dict(given)
@@ -41,7 +41,7 @@ class AcceleratorState(TrainState):
         vars(self).update(_accelerator=accelerator, _places=[place for place, _ in places])
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
-        """Count this step as done, if the accelerator has synchronized its gradients: else it goes on.
+        """Count this step as done, if the accelerator has synchronized its gradients; if not, the step goes on.
 
         To be called last in the loop's body, behind `accelerator.accumulate`. `loss` as `TrainState.commit` has it.
         """
@@ -52,10 +52,11 @@ class AcceleratorState(TrainState):
 
 
 def prepare(accelerator: Any, loaders: tuple[Any, ...], options: Mapping[str, Any]) -> AcceleratorState:
-    """The state of what the accelerator has prepared; `loaders` are trained from.
+    """Return the state of the objects that the accelerator has prepared; `loaders` are trained from.
 
     Raises:
-        ConfigError: nothing was prepared, a loader is none of the accelerator's, or which is trained from is not clear.
+        ConfigError: nothing was prepared, a loader is none of the accelerator's, or the loader to train from is not
+            clear.
     """
     prepared = accelerator._dataloaders
     if not accelerator._optimizers:

@@ -1,4 +1,4 @@
-"""Which engines are recovered in place, and which stage of ZeRO one has."""
+"""The engines that are recovered in place, and the stage of ZeRO of each."""
 
 from importlib import import_module
 from typing import Any
@@ -9,7 +9,7 @@ from taskd.adaptors.trainers.deepspeed.stages import FlatStage, PartitionedStage
 
 
 def unfit(engine: Any) -> str:
-    """Why an engine cannot be recovered in place, in a few words; "" if it can."""
+    """Return why an engine cannot be recovered in place, in a few words; "" if it can."""
     kind = import_module("deepspeed.runtime.engine").DeepSpeedEngine
     if type(engine) is not kind:
         return f"it is a {type(engine).__name__}, not a plain DeepSpeedEngine"
@@ -50,7 +50,7 @@ _UNUSED = {
 
 
 def stage_kind(engine: Any) -> type[WholeStage] | None:
-    """By the kind of its optimizer; None if that is not known."""
+    """Return the stage by the kind of the engine's optimizer; None if that kind is unknown."""
     if engine.optimizer is engine.basic_optimizer:
         return WholeStage
     for module, name, stage in (

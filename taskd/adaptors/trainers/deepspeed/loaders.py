@@ -2,9 +2,9 @@
 
 Rules:
 
-1. One of torch's is kept by a `PlainPlace`. That of `deepspeed.initialize(training_data=…)` makes a new one of torch's
-   whenever it is iterated over: now it takes the same one each time, whose place is kept.
-2. Whether that is torch's or DeepSpeed's, order and global random numbers are those that it has without taskd.
+1. A `PlainPlace` keeps the place of a loader of torch's. The loader of `deepspeed.initialize(training_data=…)` makes a
+   new one of torch's whenever it is iterated over. Now it takes the same one each time, whose place is kept.
+2. For torch's loaders and DeepSpeed's, order and global random numbers are those without taskd.
 """
 
 from importlib import import_module
@@ -20,7 +20,7 @@ def place_of(loader: Any) -> PlainPlace:
     """Keep the place of a loader from now on.
 
     Raises:
-        ConfigError: it is of no kind that is known.
+        ConfigError: the loader is of no known kind.
     """
     if isinstance(loader, DataLoader):
         return PlainPlace(loader)
@@ -42,7 +42,7 @@ def place_of(loader: Any) -> PlainPlace:
 
 
 def _made_by(loader: Any, module: Any) -> Any:
-    """The loader of torch's that it would make; nothing is iterated over."""
+    """Return the torch loader that this loader would make; nothing is iterated over."""
     made: list[Any] = []
 
     def catch(*args: Any, **options: Any) -> tuple[()]:

@@ -15,7 +15,7 @@ _OF_TIMER = ("epoch_count", "micro_step_count", "global_step_count", "total_elap
 
 
 class ModuleState(OwnState):
-    """What of a module is not made of the masters. Under stage 0 all of it."""
+    """The weights of a module that are not made from the masters. Under stage 0 all of them."""
 
     attributes = ATTRIBUTES
 
@@ -23,11 +23,11 @@ class ModuleState(OwnState):
         self._stage = stage
 
     def state(self) -> Any:
-        """Tensors by name."""
+        """Return tensors by name."""
         return self._stage.weights()
 
     def load(self, state: Any) -> None:
-        """Into the module's own memory."""
+        """Load the weights into the module's own memory."""
         _fill(self._stage.weights(), state)
 
 
@@ -36,7 +36,7 @@ class EngineState(OwnState):
 
     Args:
         engine: that of DeepSpeed.
-        stage: what its stage of ZeRO keeps.
+        stage: the state that its stage of ZeRO keeps.
         step: stands for its steps.
     """
 
@@ -52,11 +52,11 @@ class EngineState(OwnState):
 
     @property
     def due(self) -> bool:
-        """Whether the engine has stepped since the last commit."""
+        """True if the engine has stepped since the last commit."""
         return self._step.due
 
     def state(self) -> Any:
-        """A tree."""
+        """Return the state as a tree."""
         masters = self._stage.masters()
         scheduler, timer = self._engine.lr_scheduler, self._engine.tput_timer
         return {
@@ -70,7 +70,7 @@ class EngineState(OwnState):
         }
 
     def load(self, state: Any) -> None:
-        """All of it, and drop what belongs to a step."""
+        """Load all of the state, and drop the remains of a step."""
         masters = self._stage.masters()
         with torch.no_grad():
             for master, given in zip(masters, state["masters"], strict=bool(self._stage.divided)):
@@ -93,7 +93,7 @@ class EngineState(OwnState):
         self.mark()
 
     def mark(self) -> None:
-        """What moves before the basic optimizer does can be put back."""
+        """Record the values that move before the basic optimizer does, to be put back later."""
         engine = self._engine
         self._step.committed = engine.global_steps
         self._marked = {
@@ -104,7 +104,7 @@ class EngineState(OwnState):
         }
 
     def drop_step(self) -> None:
-        """Make the engine what it is after a step; its counters those of the last commit, unless one was done since."""
+        """Reset the engine to its state after a step, with the last commit's counters unless it has stepped since."""
         engine = self._engine
         engine._running_engine_backward = engine._running_engine_step = engine.inside_no_sync_ctxt = False
         engine._running_engine_backward_count = 0
@@ -125,7 +125,7 @@ class EngineState(OwnState):
         self._stage.complete()
 
     def _scalers(self) -> Iterator[Any]:
-        """What holds a loss scale, and whether the last step overflowed."""
+        """Yield the objects that hold a loss scale, and whether the last step overflowed."""
         optimizer = self._engine.optimizer
         scaler = getattr(optimizer, "loss_scaler", None)
         if scaler is not None:
@@ -156,7 +156,7 @@ def _copy(own: torch.Tensor, given: torch.Tensor) -> None:
 
 
 def _kept(own: Any, given: Any) -> Any:
-    """The value to be used: this rank's own tensor if the given one fits into it, since others may hold it."""
+    """Return the value to be used: this rank's own tensor if the given one fits into it, since others may hold it."""
     if isinstance(own, torch.Tensor) and isinstance(given, torch.Tensor) and own.shape == given.shape:
         _copy(own.detach(), given)
         return own

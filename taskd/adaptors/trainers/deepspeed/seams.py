@@ -1,4 +1,4 @@
-"""What the adapter overrides, calls or reads in DeepSpeed. Compared before an engine's state is made."""
+"""The names that the adapter overrides, calls or reads in DeepSpeed. Compared before an engine's state is made."""
 
 from typing import Final
 
@@ -24,12 +24,12 @@ COUNTERS: Final = (
     "_step_applied",
     "_global_grad_norm",
 )
-"""Of an engine, besides the state of what it holds."""
+"""Counters of an engine, besides the states of its model, optimizer and other objects."""
 ATTRIBUTES: Final = frozenset(
     {"_external_params", "_original_parameters", "ds_external_parameters", "ds_grads_remaining", "ds_id"}
     | {"applied_pre_backward_ref_cnt", "ds_recompute_parameters", "ds_inflight_param_registry", "ds_model_granularity"}
 )
-"""Which ZeRO-3 gives to modules."""
+"""Attributes that ZeRO-3 gives to modules."""
 PRIVATE: Final = "_PartitionedParameterCoordinator__"
 
 SEAMS: Final[tuple[Line, ...]] = (

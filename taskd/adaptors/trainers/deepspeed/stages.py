@@ -1,10 +1,10 @@
-"""What each of ZeRO's stages keeps of the training state on one rank, and what of a step it holds.
+"""The parts of the training state that each of ZeRO's stages keeps on one rank, and its data of a step.
 
 Rules:
 
 1. `masters` are the tensors that the basic optimizer steps: no other rank has them from stage 1 on.
-2. `drop_step` makes all that belongs to a step what it is right after one: a new process has it so.
-3. `complete` makes the weights of all ranks' masters.
+2. `drop_step` resets all data of a step to its state right after one, as a new process has it.
+3. `complete` makes the weights from all ranks' masters.
 """
 
 from importlib import import_module
@@ -24,24 +24,24 @@ class WholeStage:
         self._engine = engine
 
     def masters(self) -> list[torch.Tensor]:
-        """That which the optimizer steps."""
+        """Return the tensors that the optimizer steps."""
         return [parameter for group in self._engine.basic_optimizer.param_groups for parameter in group["params"]]
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Tensors of the module that are not made of the masters, by name."""
+        """Return the module's tensors that are not made from the masters, by name."""
         named = {**dict(self._engine.module.named_parameters()), **dict(self._engine.module.named_buffers())}
         return {name: tensor.detach() for name, tensor in named.items()}
 
     def refresh(self) -> None:
-        """The masters have been filled."""
+        """Update this rank's weights after the masters were filled; here there is nothing to do."""
 
     def drop_step(self) -> None:
-        """Let go of an interrupted step: here its gradients."""
+        """Drop an interrupted step: here its gradients."""
         for master in self.masters():
             master.grad = None
 
     def complete(self) -> None:
-        """Make the weights of the masters. Collective."""
+        """Make the weights from the masters. Collective."""
 
 
 class _ZeroStage(WholeStage):
@@ -64,23 +64,23 @@ class _ZeroStage(WholeStage):
 
 
 class FlatStage(_ZeroStage):
-    """Stages 1 and 2: weights are whole on each rank, and lie in flat tensors of which each rank steps its part."""
+    """Stages 1 and 2: weights are whole on each rank, in flat tensors of which each rank steps its part."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
         self._first_micro_step = import_module("deepspeed.runtime.zero.stage_1_and_2").INITIAL_MICRO_STEP_ID
 
     def masters(self) -> list[torch.Tensor]:
-        """This rank's parts of the flat groups."""
+        """Return this rank's parts of the flat groups."""
         return list(self._zero.single_partition_of_fp32_groups)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """What is frozen, and buffers."""
+        """Return frozen parameters and buffers."""
         trained = [parameter for group in self._zero.bit16_groups for parameter in group]
         return {name: tensor.detach() for name, tensor in self._others(trained).items()}
 
     def drop_step(self) -> None:
-        """Gradients, buckets of them, what was reduced, and what hooks have counted."""
+        """Drop gradients, their buckets, the records of reductions, and the hooks' counts."""
         zero = self._zero
         for parameter in (one for group in zero.bit16_groups for one in group):
             parameter.grad = parameter.grad_accum = None
@@ -103,12 +103,12 @@ class FlatStage(_ZeroStage):
         self._drop_hooks()
 
     def complete(self) -> None:
-        """All ranks' parts make the weights."""
+        """Make the weights from all ranks' parts."""
         self._zero.update_lp_params()
 
 
 class PartitionedStage(_ZeroStage):
-    """Stage 3: of weights too each rank has a part; whole ones are there while a module runs."""
+    """Stage 3: each rank has a part of the weights too; whole ones are there while a module runs."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine)
@@ -120,17 +120,17 @@ class PartitionedStage(_ZeroStage):
         self._are_external = [(one, one.is_external_param) for one in engine.module.parameters()]
 
     def masters(self) -> list[torch.Tensor]:
-        """This rank's parts of the sub-groups."""
+        """Return this rank's parts of the sub-groups."""
         return list(self._zero.fp32_partitioned_groups_flat)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """This rank's part of what is frozen, and buffers."""
+        """Return this rank's part of frozen parameters, and buffers."""
         trained = [parameter for group in self._zero.fp16_groups for parameter in group]
         others = self._others(trained)
         return {name: getattr(tensor, "ds_tensor", tensor).detach() for name, tensor in others.items()}
 
     def refresh(self) -> None:
-        """Each rank's part of the weights is that of its masters."""
+        """Copy this rank's masters into its part of the weights."""
         zero = self._zero
         for number, (low, high) in enumerate(
             zip(zero.fp16_partitioned_groups_flat, zero.fp32_partitioned_groups_flat, strict=True)
@@ -139,7 +139,7 @@ class PartitionedStage(_ZeroStage):
             zero._unflatten_partitioned_parameters(number)
 
     def drop_step(self) -> None:
-        """Gradients and buckets; gathers under way, what they gave, and the trace of who needs them when."""
+        """Drop gradients and buckets, gathers under way and their results, and the trace of when modules need them."""
         zero = self._zero
         for master in self.masters():
             master.grad = None
@@ -179,7 +179,7 @@ class PartitionedStage(_ZeroStage):
         self._forget_what_was_found()
 
     def _forget_what_was_found(self) -> None:
-        """Which modules use others' parameters is found in forward passes: a new process has had none."""
+        """Forget which modules use others' parameters: forward passes find that, and a new process has had none."""
         for module, known in self._external:
             module._external_params.clear()
             module._external_params.update(known)
@@ -187,17 +187,17 @@ class PartitionedStage(_ZeroStage):
             parameter.is_external_param = is_external
 
     def complete(self) -> None:
-        """Small weights stay gathered between steps."""
+        """Gather the small weights, which stay gathered between steps."""
         kept = self._zero.persistent_parameters
         if kept:
             kept[0].all_gather(kept)
 
 
 def release_caches() -> list[Any]:
-    """Where ZeRO-3 remembers what is released behind which module, by an older trace: another process has none."""
+    """Return the caches of ZeRO-3's releases behind each module, by an older trace: another process has none."""
     kind = import_module("deepspeed.runtime.zero.partitioned_param_coordinator").PartitionedParameterCoordinator
     looked: list[Any] = [getattr(kind, PRIVATE + "params_to_release", None)]
-    for one in looked:  # decorators hold what they decorate
+    for one in looked:  # decorators hold the function that they decorate
         looked += [
             cell.cell_contents for cell in getattr(one, "__closure__", None) or () if callable(cell.cell_contents)
         ]

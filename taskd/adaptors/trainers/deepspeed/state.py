@@ -38,9 +38,9 @@ class DeepSpeedState(TrainState):
         self.step = engine.global_steps
 
     def commit(self, loss: float | torch.Tensor | None = None) -> None:
-        """As that of a `TrainState`, if the engine has changed the weights since the last commit; else nothing.
+        """Commit as a `TrainState` does, if the engine has changed the weights since the last commit; else do nothing.
 
-        So it stands after every `engine.step()`, whether or not that is the last one of accumulated micro-batches.
+        So the call follows every `engine.step()`, whether or not that is the last one of accumulated micro-batches.
         """
         now = self._engine.global_steps
         if now != self._seen if self._own is None else self._own[1].due:
@@ -51,7 +51,7 @@ class DeepSpeedState(TrainState):
 
 
 def state(engine: Any, loader: Any = None, data: dict[str, Any] | None = None, **parts: Any) -> DeepSpeedState:
-    """As `taskd.deepspeed.state`."""
+    """Return the state of an engine, as `taskd.deepspeed.state`."""
     if loader is not None:
         place = place_of(loader)
         parts["places"], data = (place,), {"loader": place, **(data or {})}

@@ -1,11 +1,11 @@
-"""`EngineStep`: an engine's step at an accumulation boundary, as the training state sees an optimizer's.
+"""`EngineStep`: an engine's step at an accumulation boundary, in the form of an optimizer for the training state.
 
 Rules:
 
-1. The state watches optimizers by their hooks. An engine's step is more than its optimizer's: norms before, weights
-   gathered, schedules and counters after it. So what the state is given stands for all of it.
-2. It begins with the basic optimizer's first change, and ends as `engine.step()` returns. Norms and overflow checks,
-   in which ranks wait for one another, come before: a step interrupted there can be done again as it is.
+1. The state watches optimizers by their hooks. An engine's step is more than its optimizer's: norms come before it,
+   gathered weights, schedules and counters after it. So the state gets an object for all of it.
+2. The step starts with the basic optimizer's first change, and ends as `engine.step()` returns. Norms and overflow
+   checks, in which ranks wait for one another, come before. A step interrupted there can be done again as it is.
 3. A step that is left out for an overflow is a step too: it moves the loss scale.
 """
 
@@ -22,8 +22,8 @@ class EngineStep(torch.optim.Optimizer):
     """The optimizer of an engine's training state: its parameters are this rank's masters.
 
     Args:
-        engine: whose `step` is watched from now on.
-        masters: what its basic optimizer steps.
+        engine: its `step` is watched from now on.
+        masters: the tensors that its basic optimizer steps.
     """
 
     def __init__(self, engine: Any, masters: list[torch.Tensor]) -> None:
@@ -33,13 +33,13 @@ class EngineStep(torch.optim.Optimizer):
         self._inside = self._begun = self._told = False
         self._groups: list[dict[str, Any]] = self._basic.param_groups
         self.committed = engine.global_steps
-        """The engine's count of steps as of the last commit."""
+        """The engine's count of steps at the last commit."""
         self._basic.register_step_pre_hook(_calling(self))
         engine.step = self._watched(engine.step)
 
     @property
     def state(self) -> Any:
-        """The basic optimizer's."""
+        """State of the basic optimizer."""
         return self._basic.state
 
     @state.setter
@@ -52,11 +52,11 @@ class EngineStep(torch.optim.Optimizer):
 
     @property
     def due(self) -> bool:
-        """Whether the engine has stepped since the last commit."""
+        """True if the engine has stepped since the last commit."""
         return bool(self._engine.global_steps != self.committed)
 
     def drop_step(self) -> None:
-        """The step was interrupted, maybe between two groups of the basic optimizer."""
+        """Drop the interrupted step, which may have ended between two groups of the basic optimizer."""
         self._inside = self._begun = False
         self._basic.param_groups = self._groups
 
@@ -83,7 +83,7 @@ class EngineStep(torch.optim.Optimizer):
         return watched
 
     def begin(self) -> None:
-        """The first change is about to be made, if none has been."""
+        """Call the hooks before the first change of this step, unless they were called."""
         if self._inside and not self._begun:
             self._begun = True
             for hook in [*self._optimizer_step_pre_hooks.values()]:

@@ -1,4 +1,4 @@
-"""What the adapter overrides and reads in transformers and accelerate, and the trainers that it leaves as they are."""
+"""The names that the adapter overrides and reads in transformers and accelerate, and the trainers left as they are."""
 
 from typing import Any, Final
 
@@ -64,7 +64,7 @@ _LOOP: Final = ("_inner_training_loop", "_run_epoch", "_maybe_log_save_evaluate"
 
 
 def unfit(trainer: Any, look: Look = installed) -> str:
-    """Why the trainer is left as it is, in a sentence; "" if it is recovered in place."""
+    """Return why the trainer is left as it is, in a sentence; "" if it is recovered in place."""
     for package, table in (("transformers", TRANSFORMERS), ("accelerate", ACCELERATE)):
         if found := misfit(package, table, look):
             return found

@@ -1,14 +1,14 @@
-"""The trainer's loader of training batches, gone on with in the middle of a pass, in the order of the plain library.
+"""The trainer's loader of training batches. It goes on in the middle of a pass, in the order of the plain library.
 
 Rules:
 
 1. Nothing is changed in an undisturbed pass: same iterator, same batches, same random numbers, drawn at the same time.
-2. A survivor goes on with its living iterator: what was given since the commit is given again, with the random numbers
-   that were there after it was loaded, if that drew any.
-3. Anyone else opens the pass as it was opened, with the random numbers of that moment, passes over the indices of what
-   was done without loading it, and loads what accelerate's loader holds ahead with those of its own moment.
-4. The batches of an iterable dataset are loaded and dropped. Where rank 0 loads for all, all open the pass anew
-   together.
+2. A survivor goes on with its living iterator. The batches given since the commit are given again, each with the random
+   numbers after its loading, if the loading drew any.
+3. Any other process opens the pass with the random numbers of its first opening. It passes over the indices of the
+   finished batches without loading them. It loads the batch that accelerate's loader holds ahead with the random
+   numbers of that batch's loading.
+4. The batches of an iterable dataset are loaded and dropped. If rank 0 loads for all, all open the pass anew together.
 """
 
 import copy
@@ -24,18 +24,18 @@ from taskd.adaptors.training.positions.rng import PackedRng
 
 
 class HfLoader:
-    """Stands before the loader that `_run_epoch` is given. What it does not know itself, that one answers.
+    """Stand-in for the loader given to `_run_epoch`; other calls are forwarded to that loader.
 
     Args:
-        whole: that one.
+        whole: that loader.
         random: of this process.
         skip: transformers' own `skip_first_batches`.
 
     Attributes:
-        loader: that one, or the rest of it that transformers has made when it resumed from a checkpoint.
-        skipped: how many batches that leaves out.
-        recorded: with which random numbers the pass of the last recorded position was opened, and its newest batch
-            loaded.
+        loader: that loader, or the rest of it that transformers has made when it resumed from a checkpoint.
+        skipped: number of batches that the rest leaves out.
+        recorded: random numbers of the pass of the last recorded position: at its opening, and at its newest batch's
+            loading.
     """
 
     def __init__(self, whole: Any, random: PackedRng, skip: Callable[[Any, int], Any]) -> None:
@@ -62,34 +62,34 @@ class HfLoader:
 
     @property
     def moments(self) -> tuple[bytes, bytes]:
-        """What is recorded of the present pass: the random numbers as it was opened, and as it loaded last."""
+        """Random numbers recorded of the present pass: as it was opened, and as it loaded last."""
         return self.recorded if self._pass is None else (self._pass.opened, self._pass.loaded)
 
     def begin(self, epoch: int) -> None:
-        """The next iterator is that of another epoch."""
+        """Let the next iterator be that of another epoch."""
         self.close()
         self._epoch = epoch
         self.skip(0)
 
     def close(self) -> None:
-        """Let go of the present pass."""
+        """End the present pass."""
         if self._pass is not None:
             self._pass.close()
         self._pass = self._next = None
 
     def skip(self, count: int) -> "HfLoader":
-        """Leave out the first batches, as transformers does where it resumes from a checkpoint."""
+        """Leave out the first batches, as transformers does when it resumes from a checkpoint."""
         if count != self.skipped:
             self.loader, self.skipped = self._skip(self._whole, count) if count else self._whole, count
         return self
 
     def commit(self) -> None:
-        """All that was given has been trained with."""
+        """Record that all batches given so far have been trained with."""
         if self._pass is not None:
             self._pass.commit()
 
     def go_on(self, epoch: int, done: int, skipped: int) -> None:
-        """The next iterator goes on behind so many batches of the epoch, of which some were skipped from the first."""
+        """Let the next iterator go on after `done` batches of the epoch, of which the first `skipped` were left out."""
         now, self._pass = self._pass, None
         self.skip(skipped)
         behind = done - skipped
@@ -136,15 +136,15 @@ class HfPass:
             batch = next(self._batches)
             after = b"" if self._random.mark() == before else self._random.capture()
         self._given.append((batch, after))
-        return copy.copy(batch)  # what the training takes out of it is there when it is given again
+        return copy.copy(batch)  # the given batch is whole again, whatever the training takes out of the copy
 
     def commit(self) -> None:
-        """What was given will not be asked for again."""
+        """Forget the batches given so far: nobody will request them again."""
         self._committed += len(self._given)
         self._given.clear()
 
     def go_back(self, done: int) -> bool:
-        """Give again what comes behind so many batches; False if that is not here any more."""
+        """Give the batches after the first `done` again; return False if one of them is not held here any more."""
         held = [*self._given, *self._again]
         passed = done - self._committed
         if not 0 <= passed <= len(held):
@@ -155,7 +155,7 @@ class HfPass:
         return True
 
     def close(self) -> None:
-        """Nothing more is asked for: workers of the loader end."""
+        """Close the batches, so the loader's workers end: nothing more is requested."""
         if isinstance(self._batches, GeneratorType):
             self._batches.close()
         self._batches = None
@@ -191,7 +191,7 @@ class HfPass:
             yield from batches
 
     def _load(self, base: Any, *, ahead: bool) -> Iterator[Any]:
-        """The batches of torch's loader; `ahead`: who asks holds one more than was given."""
+        """Yield the batches of torch's loader; `ahead`: the caller holds one batch more than was given."""
         now = self._random.capture()
         if self._behind:
             self._put(self.opened)
@@ -217,7 +217,7 @@ _END = object()
 
 
 class _Opening:
-    """Stands in for torch's loader inside of accelerate's until that asks for an iterator."""
+    """Stand-in for torch's loader inside accelerate's until that requests an iterator."""
 
     def __init__(self, base: Any, load: Any, outer: Any) -> None:
         vars(self).update(_base=base, _load=load, _outer=outer)
@@ -240,7 +240,7 @@ class _Opening:
 
 
 def _behind(base: Any, count: int) -> Iterator[Any]:
-    """An iterator of a loader that has passed over so many batches."""
+    """Return an iterator of a loader that has passed over so many batches."""
     with passed_over(base, count) as passed:
         found: Iterator[Any] = iter(base)
     for _ in range(0 if passed else count):
@@ -249,5 +249,5 @@ def _behind(base: Any, count: int) -> Iterator[Any]:
 
 
 def _loads_for_all(loader: Any) -> bool:
-    """Whether rank 0 alone loads, and sends the others their parts."""
+    """Return whether rank 0 alone loads, and sends the others their parts."""
     return type(loader).__name__ == "DataLoaderDispatcher"

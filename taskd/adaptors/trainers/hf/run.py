@@ -1,13 +1,13 @@
-"""One `train()` of a trainer: its epochs inside of one resilient function.
+"""One `train()` of a trainer: its epochs inside one resilient function.
 
 Rules:
 
-1. The trainer's own `_run_epoch` does each epoch. After a recovery it is called for the rest of one, as transformers
-   itself does when it resumes from a checkpoint: with the number of batches that were done.
-2. Which step that is, taskd says. How the trainer stood at that step's commit, a rank that was there tells all: one
-   that has been given the step by its peers does not know.
-3. What follows the commit is then done again, before the next step.
-4. All that this puts into the trainer is taken out again when the epochs are over.
+1. The trainer's own `_run_epoch` does each epoch. After a recovery it is called for the rest of one, with the number of
+   finished batches. transformers does the same when it resumes from a checkpoint.
+2. taskd chooses the step to go on from. A rank that was at that step's commit sends the trainer's state there to all. A
+   rank that has the step from its peers does not have that state.
+3. The work behind the commit is then done again, before the next step.
+4. Everything that this puts into the trainer is taken out again when the epochs are over.
 """
 
 import importlib
@@ -36,7 +36,7 @@ RESUMED: Final = "taskd: from the memory of this job"
 
 
 def library() -> Any:
-    """The module whose names `_run_epoch` calls."""
+    """Return the module whose names `_run_epoch` calls."""
     return importlib.import_module("transformers.trainer")
 
 
@@ -44,15 +44,15 @@ class HfRun:
     """The epochs of one `train()`.
 
     Args:
-        trainer: which trains.
+        trainer: the one that trains.
         runtime: of this process.
         options: of `TrainState`.
         epoch, work: the trainer's own `_run_epoch` and `_maybe_log_save_evaluate`.
-        given: what `_run_epoch` was called with.
+        given: the arguments of the call of `_run_epoch`.
 
     Attributes:
-        inside: whether the epochs run.
-        passes_over: whether transformers' own skipping of batches is left out just now.
+        inside: True while the epochs run.
+        passes_over: True while transformers' own skipping of batches is left out.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class HfRun:
         )
         recovery = state._recovery
         recovery.by_trainer = True
-        recovery.begin_epochs()  # what a scheduler has moved since the commit is put back
+        recovery.begin_epochs()  # changes of a scheduler since the commit are put back
         self._own.record = recovery.record_ahead
         if not self._joins:
             state.step = trainer.state.global_step
@@ -99,12 +99,12 @@ class HfRun:
         return state
 
     def _entry(self) -> dict[str, Any]:
-        """Where the first epoch begins, as the user's checkpoint says."""
+        """Return the place where the first epoch starts, by the user's checkpoint."""
         names = ("epoch", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch", "start_time")
         given = {name: self._given[name] for name in names}
         return {"batches": self._batches, "skipped": self._batches, "committed": False, **given}
 
-    # What the trainer calls.
+    # Functions that the trainer calls.
 
     def train(self) -> None:
         """Do all epochs."""
@@ -145,7 +145,7 @@ class HfRun:
         return loss
 
     def work(self, arguments: dict[str, Any]) -> None:
-        """What follows a step, which is committed first, or an epoch."""
+        """Do the work behind a step, which is committed first, or behind an epoch."""
         if self._trainer.state.global_step > self.state.step:
             arguments |= told(arguments["grad_norm"], arguments["learning_rate"])
             self._commit(arguments)
@@ -157,7 +157,7 @@ class HfRun:
 
     @property
     def start_time(self) -> float:
-        """When the training began, in whichever process."""
+        """Time when the training started, in whichever process."""
         began: float = self._taken[-1].told["start_time"]
         return began
 
@@ -201,7 +201,7 @@ class HfRun:
             self._one_epoch(epoch, None)
 
     def _one_epoch(self, epoch: int, place: dict[str, Any] | None) -> None:
-        """All of an epoch, or the rest of it."""
+        """Do all of an epoch, or the rest of it."""
         trainer, given = self._trainer, {**self._given, "epoch": epoch, "train_dataloader": self._loader}
         if place is None:
             self._epoch_of_trainer(**{**given, "resume_from_checkpoint": None})
@@ -222,7 +222,7 @@ class HfRun:
                 self.passes_over, trainer.args.ignore_data_skip = False, skips
 
     def _come_back(self) -> dict[str, Any]:
-        """All ranks are at one step again: stand as the trainer stood at its commit, and do what follows it."""
+        """Go back to the trainer's state at the commit that all ranks are at, and do the work behind it."""
         trainer, step = self._trainer, self.state.step
         taken = self._agreed(step)
         taken.put_back(trainer)
@@ -239,7 +239,7 @@ class HfRun:
         return place
 
     def _agreed(self, step: int) -> HfTaken:
-        """How the trainer stood at the commit of this step, from a rank that was there."""
+        """Return the trainer's state at the commit of this step, from a rank that was there."""
         mine = next((taken for taken in self._taken if taken.step == step), None)
         written = b"" if mine is None else tree.pack(mine.written())
         sizes = [of_rank for (of_rank,) in gather([len(written)])]
@@ -255,18 +255,18 @@ class HfRun:
         return mine or HfTaken.given(tree.unpack(tree.bytes_of(message)))
 
     def _put_back_accelerate(self) -> None:
-        """No loader is gone through: an evaluation that was interrupted has left its own."""
+        """Reset accelerate's list of loaders in use, and close bars: an interrupted evaluation has left its own."""
         state = self._trainer.accelerator.gradient_state
         state.dataloader_references = [None]
         for callback in self._trainer.callback_handler.callbacks:
-            bar = getattr(callback, "prediction_bar", None)  # of transformers' own progress bars
+            bar = getattr(callback, "prediction_bar", None)  # an attribute of transformers' own progress bars
             if bar is not None:
                 bar.close()
                 callback.prediction_bar = None
 
 
 class _Shared:
-    """How the trainer stood at its last commit: a replicated part of the training state."""
+    """The trainer's state at its last commit: a replicated part of the training state."""
 
     def __init__(self, run: HfRun) -> None:
         self._run = run

@@ -1,12 +1,12 @@
-"""What the trainer counts and remembers, as it stands at a commit, and how it is put back.
+"""The trainer's counters and other values at a commit, and the way to put them back.
 
 Rules:
 
-1. It is equal on all ranks, or is what rank 0 logs: a new process takes a peer's.
-2. Taking it costs microseconds: what only grows (the history of logs, lists of metrics) is taken by its length. It is
-   written out when a peer or a copy asks.
-3. What the step itself was told with (norm of the gradients, learning rate) is a part of it, for the log that comes
-   behind the commit. So are the states of callbacks that can be exported.
+1. The values are equal on all ranks, or are those that rank 0 logs: a new process takes a peer's.
+2. To take them costs microseconds: a value that only grows (the history of logs, lists of metrics) is taken by its
+   length. It is written out when a peer or a copy requests it.
+3. The arguments of the step's own log (norm of the gradients, learning rate) are a part of it, for the log behind the
+   commit. So are the states of callbacks that can be exported.
 """
 
 import copy
@@ -16,25 +16,25 @@ from typing import Any, Final
 import torch
 
 _ITS_OWN: Final = ("is_local_process_zero", "is_world_process_zero", "log_history", "stateful_callbacks")
-"""Fields of TrainerState that are no number of all ranks."""
+"""Fields of TrainerState that are not numbers of all ranks."""
 _NUMBERS: Final = (
     "_total_loss_scalar",
     "_globalstep_last_logged",
     "_initial_global_step",
     "_initial_num_input_tokens_seen",
-    "_total_train_tokens",  # of TRL's
+    "_total_train_tokens",  # a counter that TRL's trainers have
 )
 _METRICS: Final = ("_metrics", "_stored_metrics")
 """Lists by name by mode, of TRL's trainers, which each log empties."""
 
 
 class HfTaken:
-    """One taking.
+    """The trainer's values, as taken at one commit.
 
     Args:
-        trainer: whose.
+        trainer: their owner.
         step: committed steps; -1 for none yet.
-        told: what `told` returns of `grad_norm` and `learning_rate`, and where in which epoch this is.
+        told: the result of `told` for `grad_norm` and `learning_rate`, and the place in its epoch.
     """
 
     def __init__(self, trainer: Any, step: int, told: Mapping[str, Any]) -> None:
@@ -60,13 +60,13 @@ class HfTaken:
 
     @classmethod
     def given(cls, values: dict[str, Any]) -> "HfTaken":
-        """What a peer or a copy has written out."""
+        """Return the values that a peer or a copy has written out."""
         made = cls.__new__(cls)
         made.step, made.told, made._given = values["step"], values["told"], values
         return made
 
     def written(self) -> dict[str, Any]:
-        """All of it in plain values."""
+        """Return all of the values in plain form."""
         if self._given is not None:
             return self._given
         return {
@@ -89,7 +89,7 @@ class HfTaken:
         }
 
     def put_back(self, trainer: Any) -> None:
-        """The trainer stands where it stood."""
+        """Set the trainer back to these values."""
         values, state = self.written(), trainer.state
         vars(state).update(values["fields"])
         state.log_history[:] = values["history"]
@@ -112,21 +112,21 @@ class HfTaken:
 
 
 def exportable(trainer: Any) -> Iterator[Any]:
-    """The callbacks whose state transformers saves too, in their order."""
+    """Yield the callbacks whose state transformers saves too, in their order."""
     for callback in trainer.callback_handler.callbacks:
         if callable(getattr(callback, "state", None)) and callable(getattr(callback, "from_state", None)):
             yield callback
 
 
 def told(grad_norm: Any, learning_rate: Any) -> dict[str, Any]:
-    """What a log says of a step. The norm of sharded gradients is summed up, by all ranks together."""
+    """Return the values for a step's log. The norm of sharded gradients is summed up, by all ranks together."""
     if hasattr(grad_norm, "full_tensor"):
         grad_norm = grad_norm.full_tensor()
     return {"grad_norm": grad_norm, "learning_rate": learning_rate}
 
 
 def plain(value: Any) -> Any:
-    """A tensor of one number as that number."""
+    """Return a tensor of one number as that number, other values as they are."""
     if isinstance(value, torch.Tensor):
         return value.item()
     return value.item() if type(value).__module__ == "numpy" else value
@@ -137,7 +137,7 @@ def _listed(one: Any) -> Any:
 
 
 def _of_scheduler(scheduler: Any) -> Any:
-    """That of a scheduler of transformers' own which steps with a metric; torch's are parts of the state."""
+    """Return the state of transformers' own scheduler that steps with a metric; torch's are parts of the state."""
     if scheduler is None or isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler):
         return None
     known = {name: value for name, value in scheduler.state_dict().items() if name != "optimizer"}

@@ -2,10 +2,10 @@
 
 Rules:
 
-1. What is overridden here is in the table of `fit`, beside what is read elsewhere in this adapter.
-2. A new process loads no checkpoint, whichever one the script asks for, and does not evaluate before the first step:
-   it is given all of its state, and the newest folder may be one that a peer has half written.
-3. Whatever is not in the epochs runs as it does without taskd.
+1. The table of `fit` has all that is overridden here, and all that is read elsewhere in this adapter.
+2. A new process loads no checkpoint, whichever one the script names, and does not evaluate before the first step. It is
+   given all of its state, and the newest folder may be one that a peer has half written.
+3. All work outside the epochs runs as it does without taskd.
 """
 
 import logging
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ResilientTrainer:
-    """Stands before a trainer's own class."""
+    """The class in front of a trainer's own class."""
 
     _taskd_runtime: Runtime
     _taskd_options: dict[str, Any]
@@ -31,7 +31,7 @@ class ResilientTrainer:
     _taskd_operations: tuple[Any, float] | None
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **named: Any) -> Any:
-        """Without a checkpoint in a new process."""
+        """Train; in a new process without a checkpoint."""
         self._taskd_run, self._taskd_left = None, False
         resumes = None if self._taskd_runtime.link.joins else resume_from_checkpoint
         return super().train(resumes, *args, **named)  # type: ignore[misc]
@@ -64,7 +64,7 @@ class ResilientTrainer:
         return run
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **named: Any) -> Any:
-        """As the trainer's own."""
+        """Do the trainer's own step; while the epochs run, as a micro-batch of the run."""
         train, run = super().training_step, self._taskd_run  # type: ignore[misc]
         if run is None or not run.inside:
             return train(model, inputs, *args, **named)
@@ -73,7 +73,7 @@ class ResilientTrainer:
         return run.micro_batch(inputs, operations, lambda: train(model, inputs, *args, **named))
 
     def floating_point_ops(self, inputs: Any) -> Any:
-        """As the trainer's own, which has counted this micro-batch already."""
+        """Return the trainer's own count; that of this micro-batch was computed already."""
         counted, self._taskd_operations = self._taskd_operations, None
         if counted is not None and counted[0] is inputs:
             return counted[1]
@@ -120,7 +120,7 @@ class ResilientTrainer:
 
 @contextmanager
 def recovered(trainer: Any, options: dict[str, Any]) -> Iterator[None]:
-    """While this goes on, `trainer.train()` is recovered in place, if this process has an agent and all fits."""
+    """Recover `trainer.train()` in place in this context, if this process has an agent and all fits."""
     runtime = current()
     reason = "" if runtime is None else unfit(trainer)
     if reason:

@@ -1,11 +1,11 @@
-"""The attributes of one object, as they were: copied at a commit, put back when what follows is done again.
+"""The attributes of one object at a commit: copied there, and put back when the work behind it is done again.
 
 Rules:
 
-1. Numbers and names are kept as they are, lists, dicts and sets as copies; of anything else the reference.
+1. Numbers and names are kept as they are, lists, dicts and sets as copies. Of any other object the reference is kept.
 2. A copy is put back into the very list or dict that the object still has: others may hold it too.
-3. What was not there is removed.
-4. A tensor that is an attribute is copied if it is small: what updates it may do so in place.
+3. An attribute that was not there is removed.
+4. A tensor that is an attribute is copied if it is small: code may update it in place.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -20,12 +20,12 @@ _PLAIN: Final = frozenset({type(None), bool, int, float, str, bytes})
 _COPIES: Final = frozenset({set, deque, defaultdict, OrderedDict, Counter})
 _DEPTH: Final = 2
 _LONG: Final = 64
-"""In lists longer than this the items are not looked at."""
+"""Longest list whose items are copied too."""
 Taken = dict[str, Any]
 
 
 def copied(value: Any, depth: int = _DEPTH) -> Any:
-    """What will be there later, whatever becomes of `value`."""
+    """Return a copy that stays as it is, whatever becomes of `value`."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -41,7 +41,7 @@ def copied(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def fill(live: Any, kept: Any) -> Any:
-    """`kept` again, as a copy of its own: in the container that is there now, if it is of the same kind."""
+    """Return a copy of `kept`, in the container `live` if that is of the same kind."""
     again = copied(kept)
     if type(live) is not type(again) or again is kept:
         return again
@@ -59,7 +59,7 @@ def fill(live: Any, kept: Any) -> Any:
 
 
 class Attributes:
-    """Those of `owner` itself, without the names in `left_out`; or only the `names`, where they are there."""
+    """The attributes of `owner` itself, without the names in `left_out`; or only the `names`, if they are there."""
 
     def __init__(self, owner: Any, *, left_out: Collection[str] = (), names: Collection[str] | None = None) -> None:
         self._own: dict[str, Any] = vars(owner)
@@ -68,19 +68,19 @@ class Attributes:
         self._at_first = {name: _print(value) for name, value in self.take().items()}
 
     def take(self) -> Taken:
-        """As they are now."""
-        plain = _PLAIN  # most are: no call for those
+        """Return copies of the present attributes."""
+        plain = _PLAIN  # most values are plain: no call for those
         return {name: value if type(value) in plain else copied(value) for name, value in self.seen()}
 
     def seen(self) -> list[tuple[str, Any]]:
-        """Names and values themselves, not copied."""
+        """Return names and values themselves, not copied."""
         own, left_out = self._own, self._left_out
         if self._names is not None:
             return [(name, own[name]) for name in self._names if name in own]
         return [item for item in own.items() if item[0] not in left_out]
 
     def put(self, taken: Mapping[str, Any]) -> None:
-        """Make them those again."""
+        """Set the attributes back to these."""
         own = self._own
         names = own if self._names is None else self._names
         for name in [name for name in names if name in own and name not in taken and name not in self._left_out]:
@@ -90,7 +90,7 @@ class Attributes:
                 own[name] = fill(own.get(name), kept)
 
     def changed(self, taken: Mapping[str, Any]) -> list[list[Any]]:
-        """What has another value than at first, for another process: name, what it was at first, what it is."""
+        """Return the changed attributes for another process: name, first value, present value."""
         found = []
         for name, value in taken.items():
             was = self._at_first.get(name, b"")
@@ -99,11 +99,11 @@ class Attributes:
         return found
 
     def takes(self, name: str, was: bytes) -> bool:
-        """Whether this object had that value at first, too: then it is given what the other has."""
+        """Return whether this object had that first value too: then the other process's value may be set here."""
         return self._at_first.get(name, b"") == was
 
     def set(self, name: str, value: Any) -> None:
-        """Another process's."""
+        """Set an attribute to another process's value."""
         self._own[name] = value
 
 

@@ -1,13 +1,14 @@
-"""The batches of the training, so that those of an interrupted step can be had again.
+"""The batches of the training, kept to be given again after an interrupted step.
 
 Rules:
 
-1. A survivor keeps the batches that it was given since the last commit but one, and what they left of the random
-   numbers: all may go back to either. They are given again, and its loader goes on, with what that has loaded ahead.
-2. A new process begins the same pass over the data, with the random numbers with which that was begun, behind the
-   batches that were handed out. They are not loaded where one loader of torch's has indices to skip; else they are
-   loaded and dropped. What a dataset draws in worker processes is then not what it would have drawn.
-3. A pass that began after the commit is begun anew: Lightning asks for it again.
+1. A survivor keeps the batches that it was given since the last commit but one, and the random numbers after them: all
+   may go back to either commit. The batches are given again. The survivor's loader goes on, with the batches that it
+   has loaded ahead.
+2. A new process starts the same pass over the data, with the random numbers of that pass's start, behind the batches
+   that were handed out. They are not loaded if one loader of torch's has indices to skip; else they are loaded and
+   dropped. A dataset that draws in worker processes then draws other numbers.
+3. A pass that started after the commit is started anew: Lightning requests it again.
 """
 
 import itertools
@@ -27,15 +28,15 @@ _PASSES = itertools.count(1)
 
 
 class Handed:
-    """What was handed out of the present pass.
+    """The batches handed out in the present pass.
 
     Attributes:
-        number: which pass of this process.
+        number: number of the pass in this process.
         count: of batches.
-        start: the state of torch's generator as it began.
-        epochs: those of the samplers as it began, -1 for none.
-        kept: batches by their numbers since the last commit but one, what came with them, and what random numbers they
-            left, if they may have drawn any.
+        start: the state of torch's generator at the pass's start.
+        epochs: those of the samplers at the pass's start, -1 for none.
+        kept: batches by their numbers since the last commit but one, each with its place. The random numbers after it
+            are with it, if it may have drawn any.
         committed: how many were handed out by the last commit.
         again: those to be handed out again.
         random: all random numbers of this process.
@@ -52,16 +53,16 @@ class Handed:
         self._mark = b""
 
     def begin(self, loaders: Sequence[Any]) -> None:
-        """A pass is about to begin."""
+        """Record a pass that is about to start."""
         self.number = next(_PASSES)
         self.count = self.committed = 0
         self.kept, self.again = {}, deque()
-        self._mark = b""  # a pass that is begun anew draws the same again
+        self._mark = b""  # a pass that is started anew draws the same again
         self.start = tree.bytes_of(torch.default_generator.get_state())
         self.epochs = [getattr(sampler_of(loader), "epoch", -1) for loader in loaders]
 
     def drawn(self) -> bytes | None:
-        """All random numbers, if any were drawn since the last call: then a batch may have drawn them."""
+        """Return all random numbers if any were drawn since the last call, perhaps by a batch; else None."""
         mark = self.random.mark()
         if mark == self._mark:
             return None
@@ -70,22 +71,22 @@ class Handed:
 
 
 def sampler_of(loader: Any) -> Any:
-    """The sampler that has an epoch; None if there is none."""
+    """Return the sampler that has an epoch; None if there is none."""
     found = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
     return next((one for one in found if callable(getattr(one, "set_epoch", None))), None)
 
 
 @cache
 def kept(kind: Any) -> Any:
-    """Lightning's fetcher of batches, `kind`, as one that keeps them."""
+    """Return Lightning's fetcher class `kind` as one that keeps its batches."""
     own = {name: value for name, value in vars(Keeping).items() if callable(value)}
     return type(
         kind.__name__, (kind,), {**own, "taskd_kind": kind}
-    )  # of the same layout, so that one becomes the other
+    )  # the same layout, so an object of one class can become one of the other
 
 
 class Keeping:
-    """What a fetcher of Lightning's has instead of its own, or besides."""
+    """The methods and attributes that a fetcher of Lightning's gets, instead of its own or besides."""
 
     taskd: Handed
     taskd_kind: Any
@@ -112,16 +113,19 @@ class Keeping:
         return batch
 
     def taskd_place(self) -> list[Any]:
-        """Where it stands: for this rank's next process."""
+        """Return the present place, for this rank's next process."""
         handed = self.taskd
         return [handed.count, self.fetched, self.done]
 
     def taskd_beginning(self) -> list[Any]:
-        """How its pass began: for this rank's next process."""
+        """Return the start of the present pass, for this rank's next process."""
         return [self.taskd.start, self.taskd.epochs]
 
     def taskd_mark(self) -> tuple[int, int, int, bool]:
-        """Where it stands, at a commit: what was handed out before is not asked for again."""
+        """Return the present place, at a commit, and drop the batches up to the previous commit.
+
+        They will not be requested again.
+        """
         handed = self.taskd
         for number in [number for number in handed.kept if number <= handed.committed]:
             del handed.kept[number]
@@ -140,9 +144,9 @@ class Keeping:
             handed.again.clear()
 
     def taskd_go_to(self, place: Sequence[Any], *, wants_last: bool) -> Any:
-        """Begin the pass that another process was in, and go where it stood; return its last batch if wanted.
+        """Start the pass that another process was in, and go to its place; return its last batch if wanted.
 
-        `place` and how the pass began, in one.
+        `place` is that process's place and its pass's start, in one.
         """
         count, fetched, done, start, epochs = place
         loaders = self.combined_loader.flattened

@@ -1,10 +1,10 @@
-"""How what a rank alone has (sums of logged values, metrics) becomes a few bytes, after each forward pass.
+"""The encoding of one rank's own values (sums of logged values, metrics) as a few bytes, after each forward pass.
 
 Rules:
 
-1. Most of it are tensors of one element: type and number stand for them. `float` has every bit of each such type.
-2. What is larger goes as bytes, up to `MOST` elements. A list or dict is taken with what is in it.
-3. What cannot be encoded in this way raises TypeError: the caller leaves it out, and says so.
+1. Most values are tensors of one element: type and number stand for them. `float` has every bit of each such type.
+2. A larger tensor is encoded as bytes, up to `MOST` elements. A list or dict is encoded with its items.
+3. A value that cannot be encoded in this way raises TypeError: the caller leaves it out, and reports it.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ _NAMES: Final[dict[Any, str]] = {kind: name for name, kind in _CONTAINERS.items(
 
 
 def encode(value: Any) -> Any:
-    """As nested lists of plain values. Raises TypeError for what is of another kind, or too large."""
+    """Return a value as nested lists of plain values. Raise TypeError if it is of another kind, or too large."""
     kind = type(value)
     if kind in _PLAIN:
         return value
@@ -49,7 +49,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any, device: torch.device) -> Any:
-    """What was encoded, with its tensors on that device."""
+    """Return the encoded value, with its tensors on that device."""
     if not isinstance(value, list):
         return value
     kind, body, *more = value
@@ -68,7 +68,7 @@ def decode(value: Any, device: torch.device) -> Any:
 
 
 def is_plain(value: Any, depth: int = 4) -> bool:
-    """Whether it has nothing but what can be encoded."""
+    """Return whether a value has only parts that can be encoded."""
     kind = type(value)
     if kind in _PLAIN:
         return True

@@ -2,12 +2,12 @@
 
 Rules:
 
-1. A step of taskd's is one of the optimizers': it is committed as soon as the training step has returned in whose
-   course they stepped. All else of the batch (schedulers, hooks, log), an evaluation, a checkpoint and an epoch's end
-   follow the commit, and are done again after a fault, from the picture that was taken there.
-2. What comes before the first epoch (sanity check, `on_train_start`) is set-up: a new process does it alone.
+1. A step of taskd's is one of the optimizers'. It is committed as soon as the training step returns in which they
+   stepped. The rest of the batch (schedulers, hooks, log), an evaluation, a checkpoint and an epoch's end follow the
+   commit. After a fault they are done again, from the picture that was taken there.
+2. The work before the first epoch (sanity check, `on_train_start`) is set-up: a new process does it alone.
 3. A new process of rank 0 is silent until it has joined: its loggers and messages behave as on other ranks.
-4. What this cannot recover is left to Lightning as it is, with one warning.
+4. A fit that this cannot recover is left to Lightning as it is, with one warning.
 """
 
 import logging
@@ -41,11 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 class LightningFit:
-    """From the trainer's set-up to its end.
+    """A fit from the trainer's set-up to its end.
 
     Args:
         trainer: Lightning's, with its strategy set up.
-        library: which Lightning.
+        library: the Lightning package in use.
         runtime: of this process.
     """
 
@@ -70,10 +70,10 @@ class LightningFit:
         }
         self._handles: list[Any] = []
 
-    # What the strategy calls.
+    # Functions that the strategy calls.
 
     def begin(self) -> None:
-        """Stand where Lightning's loop stands."""
+        """Put this fit's `run` and set-up of data in place of Lightning's."""
         vars(self._loop)["run"] = self.run
         vars(self._loop)["setup_data"] = self._set_up_data
 
@@ -93,33 +93,33 @@ class LightningFit:
             self._keeps.files.end()
 
     def training_step_begins(self) -> None:
-        """A forward pass is about to begin; that of a model which nothing wraps is not seen otherwise."""
+        """Save buffers before a forward pass: no hook reports the pass of a model which nothing wraps."""
         module = self._trainer.lightning_module
         if self._keeps is not None and self._trainer.strategy.model is module:
             self._state._recovery.buffers.save(module)
 
     def training_step_ended(self, output: Any) -> None:
-        """It has returned; its optimizers may not have stepped yet."""
+        """Record the end of a training step; its optimizers may not have stepped yet."""
         if self._keeps is not None:
             if self._needs_batch:
                 self._keeps.output = self._as_hooks_get_it(output)
             self._state._recovery.record_ahead()
 
     def backward_begins(self) -> None:
-        """Ranks are about to meet."""
+        """Record that ranks are about to meet."""
         if self._keeps is not None and not self._trainer.lightning_module.automatic_optimization:
             self._state._recovery.undo.met()
             self._state._recovery.record_ahead()
 
     def saving(self, path: Any) -> None:
-        """A checkpoint is about to be written."""
+        """Record that a checkpoint is about to be written."""
         if self._keeps is not None:
             self._keeps.files.begin(path)
 
-    # In place of Lightning's.
+    # Functions in place of Lightning's.
 
     def run(self) -> None:
-        """The fit loop, as Lightning's `run`."""
+        """Run the fit loop, as Lightning's `run` does."""
         state = self._state_of_fit()
         if state is None:
             self._plain["run"]()
@@ -163,7 +163,7 @@ class LightningFit:
             self._commit(output)
         return output
 
-    # Inside.
+    # Internals.
 
     def _state_of_fit(self) -> TrainState | None:
         try:
@@ -186,7 +186,7 @@ class LightningFit:
         return state
 
     def _keep(self) -> None:
-        """The set-up has ended."""
+        """Start keeping the trainer's values: the set-up has ended."""
         trainer = self._trainer
         marks = Marks(self._runtime.link.config.marks, anew=not self._joins)
         self._needs_batch = uses_batch(trainer, self._library)
@@ -227,7 +227,7 @@ class LightningFit:
         return keeps.own(stands=commits and self._stands)
 
     def _complete(self) -> None:
-        """A step is counted whose optimizers have stepped, and whose end this process has not come to."""
+        """Complete a counted step whose optimizers have stepped, and whose end this process has not reached."""
         complete_step(self._epochs)
         self._stepped = False
 
@@ -242,7 +242,7 @@ class LightningFit:
 
     @done_again
     def _train(self) -> None:
-        """Lightning's loop over epochs, from where the state stands."""
+        """Run Lightning's loop over epochs, from the step of the state."""
         try:
             self._run_epochs()
         except BaseException:
@@ -271,7 +271,7 @@ class LightningFit:
         loop.on_run_end()
 
     def _put_back(self) -> bool:
-        """Make the trainer what it was at the state's step; whether that is a commit."""
+        """Set the trainer back to the state's step; return whether that is a commit."""
         keeps, trainer = self._keeps, self._trainer
         assert keeps is not None
         if not self._entered and not self._joins:

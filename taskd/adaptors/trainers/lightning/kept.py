@@ -1,14 +1,15 @@
-"""All that Lightning's trainer holds of a fit, as of the last commits; the two parts of the training state made of it.
+"""All values of a fit that Lightning's trainer holds, as of the last commits, and the two state parts made from them.
 
 Rules:
 
-1. At each commit a picture is taken: counters, sums of logged values, metrics, the attributes of callbacks and of the
-   user's module, the place in the batches. After a fault a survivor puts the picture of the step back that all return
-   to, and does again what follows.
-2. A new process gets the same from two sides: what is equal on all ranks from a peer (`CommonPart`), and what was its
-   rank's own from shared memory (`OwnPart`), where the former process has put it down after each forward pass.
-3. A picture of a step that is counted as the survivors had it, without their commit, is taken as it is counted.
-4. What a new process has otherwise from the start (attributes of callbacks) is left as it is.
+1. At each commit a picture is taken: counters, sums of logged values, metrics, the place in the batches. The attributes
+   of callbacks and of the user's module are in it too. After a fault a survivor puts back the picture of the step that
+   all return to. It does the work behind that step again.
+2. A new process gets the same from two sides. Values that are equal on all ranks come from a peer (`CommonPart`). Its
+   rank's own values come from shared memory (`OwnPart`): the former process has stored them there after each forward
+   pass.
+3. A step may be counted as the survivors had it, without their commit. Its picture is taken as it is counted.
+4. An attribute of a callback is left as it is in a new process if its first value differs there.
 """
 
 import logging
@@ -27,21 +28,21 @@ from taskd.adaptors.trainers.lightning.loops import Counts, LoopCounters
 
 _log = logging.getLogger(__name__)
 _MOST_BYTES: Final = 24 * 1024
-"""Of one rank's own, without the place in its batches."""
+"""Most bytes of one rank's own values, without the place in its batches."""
 _SHORT: Final = 64
 _OF_ALL: Final = ("should_stop", "accumulate_grad_batches")
 _TRAINER: Final = (*_OF_ALL, "_last_val_time", "_train_start_time")
 _CALLS: Final = "_current_fx_name"
-"""Which hook Lightning is calling: nothing that a new process is to have."""
+"""Name of the hook that Lightning is calling: nothing that a new process should have."""
 _MODULE: Final = (_CALLS, "forward")
 _WATCHED: Final = "_compiled_call_impl"
-"""Where taskd watches forward passes."""
+"""Attribute at which taskd watches forward passes."""
 _VARYING: Final = (int, float, str, bool, list, dict, set, tuple, torch.Tensor)
 
 
 @dataclass
 class Picture:
-    """What was there at one commit; `committed` is False before the first."""
+    """The values at one commit; `committed` is False before the first."""
 
     committed: bool
     counters: Counts
@@ -62,12 +63,12 @@ class Picture:
 
 
 class Keeper:
-    """Takes and puts back.
+    """The keeper of the trainer's values: it takes pictures and puts them back.
 
     Attributes:
         batch, output, batch_idx: those of the newest step, for the hooks at a batch's end.
-        committed: whether a step was committed.
-        lines, files: what the training leaves outside.
+        committed: True once a step was committed.
+        lines, files: the training's writing outside of itself.
     """
 
     def __init__(self, trainer: Any, library: Library, lines: Any, files: Any) -> None:
@@ -95,7 +96,7 @@ class Keeper:
         self._at_first: Taken = self._of_module.take()
 
     def take(self, *, committed: bool) -> Picture:
-        """A picture of now."""
+        """Take a picture of the present values."""
         self.committed = committed
         trainer, results = self._trainer, self._trainer.fit_loop.epoch_loop._results
         return Picture(
@@ -118,7 +119,7 @@ class Keeper:
         )
 
     def put(self, picture: Picture) -> None:
-        """Make all that again."""
+        """Set all values back to those of a picture."""
         self.committed = picture.committed
         self._counters.put(picture.counters)
         self._sums.put(picture.sums)
@@ -138,7 +139,7 @@ class Keeper:
     # For another process.
 
     def common(self, picture: Picture) -> dict[str, Any]:
-        """What is equal on all ranks, of a picture."""
+        """Return the values of a picture that are equal on all ranks."""
         own = zip(self._callbacks, picture.callbacks, strict=True)
         return {
             "committed": picture.committed,
@@ -151,7 +152,7 @@ class Keeper:
         }
 
     def put_common(self, common: Mapping[str, Any]) -> None:
-        """Make what another process has told this one's."""
+        """Take over the common values of another process."""
         self.committed = common["committed"]
         device = self._module.device
         self._counters.put(common["counters"])
@@ -167,7 +168,7 @@ class Keeper:
         self.batch_idx = common["batch_idx"]
 
     def own(self, *, stands: bool = False) -> bytes:
-        """What this rank alone has, now.
+        """Return this rank's own values, as they are now.
 
         `stands`: since the last call only attributes of the module may have changed.
         """
@@ -190,7 +191,7 @@ class Keeper:
         return data
 
     def put_own(self, data: bytes) -> list[Any]:
-        """Make what this rank's former process had this one's; return its place in the batches."""
+        """Take over the own values of this rank's former process; return its place in the batches."""
         device = self._module.device
         place, sums, metrics, shown, lines, files, names, size, module, output = msgspec.msgpack.decode(data)
         self._sums.decode(sums, device)
@@ -212,7 +213,7 @@ class Keeper:
         results.batch, results.batch_size, results.dataloader_idx = self.batch, batch_size, None
 
     def _of_own_module(self) -> list[Any]:
-        """The attributes of the user's module that vary."""
+        """Return the attributes of the user's module that vary."""
         found = []
         for name, value in self._of_module.seen():
             first = self._at_first.get(name)

@@ -1,7 +1,7 @@
-"""Which of the two packages the user trains with: `lightning` or `pytorch_lightning`, and its inner modules by name.
+"""The package that the user trains with, `lightning` or `pytorch_lightning`, and its inner modules by name.
 
-Both hold the same classes under different names, and a trainer takes only strategies of its own package. The one that
-the script has imported is meant; if it has imported neither or both, `lightning`.
+Both hold the same classes under different names, and a trainer takes only strategies of its own package. The package
+that the script has imported is chosen; if it has imported neither or both, `lightning`.
 """
 
 import importlib
@@ -14,7 +14,7 @@ _FABRIC: Final = {"lightning": "lightning.fabric", "pytorch_lightning": "lightni
 
 
 class Library:
-    """One of the two, by the name of its distribution."""
+    """One of the two packages, by the name of its distribution."""
 
     def __init__(self, package: str) -> None:
         self.package = package
@@ -22,16 +22,16 @@ class Library:
         self.fabric_root = _FABRIC[package]
 
     def module(self, name: str) -> Any:
-        """Its inner module of that dotted name, "" for the package itself."""
+        """Return its inner module of that dotted name, "" for the package itself."""
         return importlib.import_module(f"{self.root}.{name}" if name else self.root)
 
     def fabric(self, name: str) -> Any:
-        """The same of the package beneath it."""
+        """Return a module of the package beneath it."""
         return importlib.import_module(f"{self.fabric_root}.{name}")
 
 
 def chosen() -> Library:
-    """The one that is meant.
+    """Return the package that the script trains with.
 
     Raises:
         ImportError: neither is installed.

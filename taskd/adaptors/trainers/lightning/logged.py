@@ -1,11 +1,11 @@
-"""What `self.log` has gathered: sums of this rank alone (`Sums`), the metrics objects of the model, and what was shown.
+"""Values that `self.log` has gathered: sums of this rank alone (`Sums`), the model's metrics objects, values shown.
 
 Rules:
 
-1. Lightning replaces the tensors of its sums and never changes them in place, but for the count of samples, which it
-   reduces in place at an epoch's end. So that one alone is copied.
-2. A new process has to have all of them by an epoch's end, since reducing them is a collective: it makes those that it
-   has not logged itself from what a peer tells of them.
+1. Lightning replaces the tensors of its sums and never changes them in place. The exception is the count of samples,
+   which it reduces in place at an epoch's end. So only the count is copied.
+2. A new process needs all sums by an epoch's end, since reducing them is a collective. It makes those that it has not
+   logged itself from a peer's description of them.
 3. A metrics object (torchmetrics) changes its tensors in place: they are copied.
 """
 
@@ -28,18 +28,18 @@ _Sum = tuple[Any, ...]
 
 
 class Sums:
-    """Those of one loop, which `find` returns. `kinds` is Lightning's module that makes them."""
+    """The sums of one loop, which `find` returns. `kinds` is Lightning's module that makes them."""
 
     def __init__(self, find: Callable[[], Any], kinds: Any) -> None:
         self._find = find
         self._kinds = kinds
 
     def take(self) -> dict[str, _Sum]:
-        """As they are now, by key."""
+        """Return the present sums, by key."""
         return {key: _taken(one) for key, one in self._find().items()}
 
     def put(self, taken: dict[str, _Sum]) -> None:
-        """Make them those again."""
+        """Set the sums back to these."""
         found = self._find()
         for key in [key for key in found if key not in taken]:
             del found[key]
@@ -50,7 +50,7 @@ class Sums:
                 own[_COUNT] = count.clone()
 
     def encode(self) -> list[Any]:
-        """What this rank alone has of them."""
+        """Return this rank's own part of the sums."""
         found = []
         for key, one in self._find().items():
             own = vars(one)
@@ -59,7 +59,7 @@ class Sums:
         return found
 
     def decode(self, encoded: list[Any], device: torch.device) -> None:
-        """What this rank's former process had of them. Those of other names are dropped."""
+        """Take over the part of this rank's former process. Sums of other names are dropped."""
         found = self._find()
         for key, values in encoded:
             if key in found:
@@ -70,7 +70,7 @@ class Sums:
             del found[key]
 
     def describe(self) -> list[Any]:
-        """How each is reduced and shown: the same on all ranks."""
+        """Return how each sum is reduced and shown: the same on all ranks."""
         found = []
         for key, one in self._find().items():
             meta, sync = one.meta, one.meta.sync
@@ -81,7 +81,7 @@ class Sums:
         return found
 
     def make(self, described: list[Any], model: Any, reduce: Callable[..., Any]) -> None:
-        """Those that are not there."""
+        """Make the described sums that are not there."""
         found, kinds = self._find(), self._kinds
         for key, fields, reduction, (should, zero_only, op, with_function), is_tensor in described:
             if key in found:
@@ -108,20 +108,20 @@ class MetricObjects:
         self._found = {name: module for name, module in model.named_modules() if isinstance(module, kind)}
 
     def take(self) -> dict[str, dict[str, Any]]:
-        """As they are now, by their names."""
+        """Return the present states of the objects, by their names."""
         return {name: _states(one, _cloned) for name, one in self._found.items()}
 
     def put(self, taken: dict[str, dict[str, Any]]) -> None:
-        """Make them those again."""
+        """Set the objects back to these states."""
         for name, values in taken.items():
             vars(self._found[name]).update({key: _cloned(value) for key, value in values.items()})
 
     def encode(self) -> list[Any]:
-        """What this rank alone has of them."""
+        """Return this rank's own states of the objects."""
         return [[name, encode(_states(one, lambda value: value))] for name, one in self._found.items()]
 
     def decode(self, encoded: list[Any], device: torch.device) -> None:
-        """What this rank's former process had of them."""
+        """Take over the states of this rank's former process."""
         for name, values in encoded:
             if name in self._found:
                 vars(self._found[name]).update(decode(values, device))
@@ -139,9 +139,9 @@ def _cloned(value: Any) -> Any:
 
 
 class Shown:
-    """What loggers, progress bars and callbacks are shown: `connector` is Lightning's.
+    """Values shown to loggers, progress bars and callbacks: `connector` is Lightning's.
 
-    A tensor that is shown is never changed. It is read once: on an accelerator each look waits for the device.
+    A tensor that is shown is never changed. It is read once: on an accelerator each read waits for the device.
     """
 
     def __init__(self, connector: Any) -> None:
@@ -149,19 +149,19 @@ class Shown:
         self._read: dict[int, tuple[Any, Any]] = {}
 
     def take(self) -> list[Any]:
-        """As it is now."""
+        """Return the present values."""
         own = vars(self._connector)
         return [*(dict(own[name]) for name in _SHOWN), own["_current_fx"], own["_first_loop_iter"]]
 
     def put(self, taken: list[Any]) -> None:
-        """Make it that again."""
+        """Set the values back to these."""
         own = vars(self._connector)
         for name, values in zip(_SHOWN, taken, strict=False):
             own[name] = dict(values)
         own["_current_fx"], own["_first_loop_iter"] = taken[-2:]
 
     def encode(self) -> list[Any]:
-        """What this rank alone has of it."""
+        """Return this rank's own values."""
         own, known, read = vars(self._connector), self._read, {}
         found: list[Any] = []
         for name in _SHOWN:
@@ -176,5 +176,5 @@ class Shown:
         return [*found, own["_current_fx"], own["_first_loop_iter"]]
 
     def decode(self, encoded: list[Any], device: torch.device) -> None:
-        """What this rank's former process had."""
+        """Take over the values of this rank's former process."""
         self.put([*(decode(one, device) for one in encoded[:-2]), *encoded[-2:]])

@@ -1,7 +1,7 @@
-"""The counters of Lightning's loops: how many batches, steps and epochs were begun and done.
+"""The counters of Lightning's loops: how many batches, steps and epochs were started and done.
 
 They are numbers, names and flags of the loop objects and of the progress objects in them, found once: Lightning changes
-them in place. They are equal on all ranks. What is None at first becomes an object later, and is none of them.
+them in place. They are equal on all ranks. A value that is None at first becomes an object later, and is none of them.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ Counts = list[Any]
 
 
 class LoopCounters:
-    """Those of `loop` and of the loops in it. `kinds` are the classes of loops and of progress objects."""
+    """The counters of `loop` and of the loops in it. `kinds` are the classes of loops and of progress objects."""
 
     def __init__(self, loop: Any, kinds: tuple[type, ...]) -> None:
         self._owners = [vars(one) for one in _within(loop, kinds)]
@@ -22,18 +22,18 @@ class LoopCounters:
         self._get = [itemgetter(*names) if len(names) > 1 else None for names in self._names]
 
     def take(self) -> Counts:
-        """As they are now."""
+        """Return the present counters."""
         pairs = zip(self._owners, self._names, self._get, strict=True)
         return [[own[name] for name in names] if get is None else get(own) for own, names, get in pairs]
 
     def put(self, taken: Counts) -> None:
-        """Make them those again."""
+        """Set the counters back to these."""
         for own, names, values in zip(self._owners, self._names, taken, strict=True):
             own.update(zip(names, values, strict=True))
 
 
 def complete_step(epochs: Any) -> None:
-    """The optimizers' step that the loop over an epoch was in is done."""
+    """Count the optimizers' step of the loop over an epoch as done."""
     automatic, manual = epochs.automatic_optimization, epochs.manual_optimization
     for one in (automatic.optim_progress.optimizer.step, manual.optim_step_progress):
         for counts in (one.total, one.current):

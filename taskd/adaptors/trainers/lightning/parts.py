@@ -1,7 +1,7 @@
-"""What of Lightning's trainer makes up the training state, and whether the user's hooks look at a batch at its end.
+"""The parts of Lightning's trainer in the training state, and the check for hooks that use a batch at its end.
 
-What else the trainer holds (see `kept`) are three parts: what is equal on all ranks, what is a rank's own and changes
-in each step, and how its pass over the batches began.
+The trainer's other values (see `kept`) are three parts. One is equal on all ranks. One is a rank's own and changes in
+each step. One is the start of its pass over the batches.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from taskd.errors import ConfigError
 
 
 def parts_of(trainer: Any, library: Library) -> dict[str, Any]:
-    """Model, optimizers, schedulers and scaler by their names.
+    """Return model, optimizers, schedulers and scaler by their names.
 
     Raises:
         ConfigError: the fit has something that a new process could not be given.
@@ -51,7 +51,7 @@ def _expect_recoverable(callback: Any, module: torch.nn.Module, library: Library
 
 
 def uses_batch(trainer: Any, library: Library) -> bool:
-    """Whether a hook at a batch's end is somebody else's than Lightning's: that may look at the batch."""
+    """Return whether a hook at a batch's end is not Lightning's own: such a hook may use the batch."""
     name = "on_train_batch_end"
     owners = [trainer.lightning_module, *trainer.callbacks]
     return any(not getattr(type(one), name).__module__.startswith(library.root) for one in owners)
@@ -61,11 +61,14 @@ _BETWEEN: Final = (
     "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward",
     "on_before_optimizer_step", "optimizer_step", "configure_gradient_clipping",
 )  # fmt: skip
-"""What Lightning calls between the end of a training step and the end of its optimizers' step."""
+"""Hooks that Lightning calls between the end of a training step and the end of its optimizers' step."""
 
 
 def stands_till_commit(trainer: Any, library: Library) -> bool:
-    """Whether what a rank has stays between the two: none of these hooks, which may log, is other than Lightning's."""
+    """Return whether a rank's own values stay as they are from a training step to its optimizers' step.
+
+    They do if none of the hooks in between, which may log, is other than Lightning's.
+    """
     module = trainer.lightning_module
     hooks = (getattr(owner, name, None) for owner in (module, *trainer.callbacks) for name in _BETWEEN)
     others = (hook for hook in hooks if hook is not None and not (hook.__module__ or "").startswith(library.root))
@@ -73,47 +76,47 @@ def stands_till_commit(trainer: Any, library: Library) -> bool:
 
 
 def self_kept(trainer: Any, library: Library) -> list[torch.nn.Module]:
-    """The modules whose attributes are kept here: the user's own, and metrics objects."""
+    """Return the modules whose attributes are kept here: the user's own, and metrics objects."""
     module = trainer.lightning_module
     kind = library.module("trainer.connectors.logger_connector.result").Metric
     return [module, *(one for one in module.modules() if isinstance(one, kind))]
 
 
 class CommonPart:
-    """A part that is equal on all ranks: `picture` finds that of the last commit."""
+    """A part that is equal on all ranks: `tell` returns the values at the last commit."""
 
     def __init__(self, tell: Callable[[], dict[str, Any] | None]) -> None:
         self._tell = tell
         self.loaded: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """As of the last commit."""
+        """Return the values at the last commit."""
         told = self._tell()
         return {} if told is None else {"data": msgspec.msgpack.encode(told)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """To be used when the training function is entered."""
+        """Keep the values for the entry into the training function."""
         self.loaded = msgspec.msgpack.decode(state["data"]) if state else None
 
 
 class OwnPart(PackedPosition):
-    """What is this rank's own, and changes."""
+    """The values that are this rank's own, and change."""
 
     def __init__(self, tell: Callable[[], bytes]) -> None:
         self._tell = tell
         self.loaded = b""
 
     def pack(self) -> bytes:
-        """As it is now."""
+        """Return the present values."""
         return self._tell()
 
     def unpack(self, data: bytes) -> None:
-        """To be used when the training function is entered."""
+        """Keep the values for the entry into the training function."""
         self.loaded = data
 
 
 class Beginning(PackedPosition):
-    """How this rank's pass over its batches began: `find` returns the fetcher of them."""
+    """The start of this rank's pass over its batches: `find` returns the fetcher of them."""
 
     def __init__(self, find: Callable[[], Any]) -> None:
         self._find = find
@@ -121,7 +124,7 @@ class Beginning(PackedPosition):
         self.loaded: list[Any] = []
 
     def pack(self) -> bytes:
-        """Of the present pass."""
+        """Return the start of the present pass."""
         fetcher = self._find()
         if fetcher is None:
             return b""
@@ -130,5 +133,5 @@ class Beginning(PackedPosition):
         return self._packed
 
     def unpack(self, data: bytes) -> None:
-        """To be used when the training function is entered."""
+        """Keep the start for the entry into the training function."""
         self.loaded = msgspec.msgpack.decode(data) if data else []

@@ -1,7 +1,7 @@
-"""How Lightning's loops go on in the middle: behind a commit, in a process that lives on and in a new one.
+"""The way on for Lightning's loops in the middle: behind a commit, in a surviving process and in a new one.
 
-What stands in `finish_batch` is what Lightning's loop over an epoch does with a batch behind the training step, in its
-order: the loop itself has no way in there.
+`finish_batch` does the same as Lightning's loop over an epoch with a batch behind the training step, in its order. The
+loop itself has no way to start there.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from taskd.adaptors.trainers.lightning.library import Library
 
 
 def finish_epoch(trainer: Any, library: Library, keeps: Keeper) -> None:
-    """The epoch that the state stands in, from the commit on."""
+    """Finish the epoch of the state, from the commit on."""
     epochs, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     committed = True
     while committed or not epochs.done:
@@ -30,7 +30,7 @@ def finish_epoch(trainer: Any, library: Library, keeps: Keeper) -> None:
 
 
 def finish_batch(trainer: Any, library: Library, keeps: Keeper) -> None:
-    """What Lightning does with a batch when the optimizers have stepped."""
+    """Do Lightning's work with a batch after the optimizers have stepped."""
     epochs, call = trainer.fit_loop.epoch_loop, library.module("trainer.call")
     epochs.batch_progress.increment_processed()
     epochs.update_lr_schedulers("step", update_plateau_schedulers=False)
@@ -45,9 +45,9 @@ def finish_batch(trainer: Any, library: Library, keeps: Keeper) -> None:
 
 
 def untoggle(module: Any) -> None:
-    """Have those parameters trained again that were switched off while another optimizer's turn was interrupted.
+    """Switch parameters on again that were off while another optimizer's turn was interrupted.
 
-    At once: in a new world the ranks compare what their wrappers train.
+    At once: in a new world the ranks compare the parameters that their wrappers train.
     """
     for parameter, wanted in vars(module).get("_param_requires_grad_state", {}).items():
         parameter.requires_grad = wanted
@@ -55,7 +55,7 @@ def untoggle(module: Any) -> None:
 
 
 def release(trainer: Any) -> None:
-    """Undo what an exception leaves of an interrupted step."""
+    """Undo the effects of an exception in an interrupted step."""
     module, model = trainer.lightning_module, trainer.strategy.model
     if trainer.validating:
         trainer.fit_loop.epoch_loop.val_loop._module_mode.restore(module)
@@ -66,10 +66,10 @@ def release(trainer: Any) -> None:
 
 
 def load_anew(trainer: Any, *, evaluates_anew: bool, joined: bool) -> None:
-    """Make those loaders again that were made in the course of the training: a new process has none, or older ones.
+    """Make the loaders again that the training made on its way: a new process has none, or older ones.
 
-    It takes all ranks. Those that live on keep the loader that they train from. `evaluates_anew` says that none for
-    evaluations was there as the training began; `joined`, that this process takes what is made.
+    All ranks take part. Surviving ones keep the loader that they train from. `evaluates_anew`: there was no loader for
+    evaluations as the training started. `joined`: this process uses the new loaders.
     """
     loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
     reloads = bool(trainer.reload_dataloaders_every_n_epochs)
@@ -86,7 +86,7 @@ def load_anew(trainer: Any, *, evaluates_anew: bool, joined: bool) -> None:
 
 
 def go_to(trainer: Any, library: Library, keeps: Keeper, place: Sequence[Any] | None, *, wants_batch: bool) -> None:
-    """Stand at another process's place in the batches; None: at that where the set-up has ended."""
+    """Go to another process's place in the batches; None: to the place at the set-up's end."""
     loop, epochs = trainer.fit_loop, trainer.fit_loop.epoch_loop
     fetcher = loop._data_fetcher
     if place is not None:
@@ -100,7 +100,7 @@ def go_to(trainer: Any, library: Library, keeps: Keeper, place: Sequence[Any] | 
 
 
 def moved(trainer: Any, library: Library, batch: Any) -> Any:
-    """A batch as Lightning gives it to the training step."""
+    """Return a batch as Lightning gives it to the training step."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
     call = library.module("trainer.call")
@@ -108,7 +108,7 @@ def moved(trainer: Any, library: Library, batch: Any) -> Any:
 
 
 def show_progress(trainer: Any, library: Library) -> None:
-    """Have the bars of a new process show the epoch that it has come into."""
+    """Make the bars of a new process show the epoch that it has joined."""
     for callback in trainer.callbacks:
         if isinstance(callback, library.module("callbacks").ProgressBar):
             callback.on_train_epoch_start(trainer, trainer.lightning_module)

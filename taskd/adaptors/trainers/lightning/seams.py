@@ -1,11 +1,11 @@
-"""What taskd overrides, calls and reads in Lightning."""
+"""The names that taskd overrides, calls and reads in Lightning."""
 
 from taskd.adaptors.seams.seam import Fit, Seam
 from taskd.adaptors.trainers.lightning.library import Library
 
 
 def table(library: Library) -> tuple[Seam, ...]:
-    """For one of the two packages."""
+    """Return the table for one of the two packages."""
     root, fabric = library.root, library.fabric_root
     strategy, fit = f"{root}.strategies.strategy", f"{root}.loops.fit_loop"
     epochs, automatic = f"{root}.loops.training_epoch_loop", f"{root}.loops.optimization.automatic"

@@ -22,16 +22,16 @@ _SILENT_RANK = 1
 
 
 def recovering(kind: Any, name: str, doc: str, library: Library) -> Any:
-    """A strategy of Lightning's, `kind`, as one whose fits are recovered in place."""
+    """Return a strategy of Lightning's, `kind`, as one whose fits are recovered in place."""
     return type(name, (Recovering, kind), {"__doc__": doc, "__module__": "taskd.lightning", "taskd_library": library})
 
 
 class Recovering:
-    """What is before Lightning's own strategy: it hands what happens to the fit."""
+    """The class before Lightning's own strategy: it reports events to the fit."""
 
     taskd_library: Library
     taskd_random = b""
-    """The state of torch's generator as the loaders of the training were made."""
+    """The state of torch's generator when the training's loaders were made."""
     global_rank: int
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -43,13 +43,13 @@ class Recovering:
         self._taskd_hush()
 
     def set_world_ranks(self) -> None:
-        """As Lightning's."""
+        """Set the ranks, as Lightning's own does."""
         inner: Any = super()
         inner.set_world_ranks()
         self._taskd_hush()
 
     def setup(self, trainer: Any) -> None:
-        """As Lightning's."""
+        """Set up, as Lightning's own does."""
         inner: Any = super()
         inner.setup(trainer)
         runtime = self._taskd_runtime
@@ -66,14 +66,14 @@ class Recovering:
         vars(trainer)["_run_stage"] = run_fit
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """As Lightning's."""
+        """Process a loader, as Lightning's own does."""
         inner: Any = super()
         processed = inner.process_dataloader(dataloader)
         self.taskd_random = tree.bytes_of(torch.default_generator.get_state())
         return processed
 
     def training_step(self, *args: Any, **options: Any) -> Any:
-        """As Lightning's."""
+        """Do a training step, as Lightning's own does."""
         inner: Any = super()
         fit = self._taskd_fit
         if fit is None:
@@ -84,21 +84,21 @@ class Recovering:
         return output
 
     def pre_backward(self, closure_loss: Any) -> None:
-        """As Lightning's."""
+        """Do the work before a backward pass, as Lightning's own does."""
         inner: Any = super()
         if self._taskd_fit is not None:
             self._taskd_fit.backward_begins()
         inner.pre_backward(closure_loss)
 
     def save_checkpoint(self, checkpoint: Any, filepath: Any, storage_options: Any = None) -> None:
-        """As Lightning's."""
+        """Save a checkpoint, as Lightning's own does."""
         inner: Any = super()
         if self._taskd_fit is not None:
             self._taskd_fit.saving(filepath)
         inner.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def teardown(self) -> None:
-        """As Lightning's."""
+        """Tear down, as Lightning's own does."""
         inner: Any = super()
         fit, self._taskd_fit = self._taskd_fit, None
         if fit is not None:
@@ -106,7 +106,7 @@ class Recovering:
         inner.teardown()
 
     def taskd_speak(self) -> None:
-        """This process is in its world now."""
+        """Let this process log as rank 0 again: it has joined its world."""
         self._taskd_silent = False
         for zero_only in _zero_only(self.taskd_library):
             zero_only.rank = self.global_rank

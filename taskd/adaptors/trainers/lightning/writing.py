@@ -1,12 +1,12 @@
-"""What a training leaves outside of itself: lines of its loggers, and files of its checkpoints.
+"""The writing of a training outside of itself: lines of its loggers, and files of its checkpoints.
 
 Rules:
 
-1. Each line of each logger has a number. One that was begun before a fault is not written again.
-2. A checkpoint that was begun before a fault is written again, to the same file: Lightning would take the file of the
+1. Each line of each logger has a number. A line that was started before a fault is not written again.
+2. A checkpoint that was started before a fault is written again, to the same file. Lightning would take the file of the
    first time for another checkpoint's, and write a second one beside it.
-3. A new process of rank 0 writes on where the former one did. Until it has joined its loggers do nothing: some would
-   remove what is there as they begin.
+3. A new process of rank 0 continues the writing of the former one. Until it has joined its loggers do nothing: some
+   would remove existing files at their start.
 """
 
 import csv
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 _LOGGERS: Final = 31
 _SAVES: Final = _LOGGERS
 _PATHS: Final = PLACES - _LOGGERS - 1
-"""So many of the newest checkpoints are known by their paths."""
+"""Number of the newest checkpoints that are identified by their paths."""
 _NAMES: Final = ("_version", "_id", "_run_id", "_experiment_id", "_experiment_key")
-"""By which loggers know the run that they write on."""
+"""Attributes by which loggers identify the run that they write on."""
 
 
 class Lines:
@@ -43,12 +43,12 @@ class Lines:
             vars(logger)["log_metrics"] = self._guarded(place, logger.log_metrics)
 
     def names(self) -> list[Any]:
-        """By what each logger knows its run."""
+        """Return the attributes by which each logger identifies its run."""
         plain = (str, int, type(None))
         return [[[n, v] for n, v in vars(one).items() if n in _NAMES and isinstance(v, plain)] for one in self._loggers]
 
     def go_on(self, names: Sequence[Any]) -> None:
-        """Have the loggers of this new process write on where the former one did."""
+        """Make the loggers of this new process continue the former one's writing."""
         for place, (logger, known) in enumerate(zip(self._loggers, names, strict=False)):
             vars(logger).update(known)
             if getattr(logger, "_experiment", None) is not None:
@@ -78,7 +78,7 @@ class Lines:
 
 
 class Files:
-    """The checkpoints of one training, and links to them; `count`: how many were begun, as of the commit or later."""
+    """The checkpoints of one training, and links to them; `count`: how many were started, as of the commit or later."""
 
     def __init__(self, callbacks: Sequence[Any], marks: Marks) -> None:
         self._marks = marks
@@ -90,7 +90,7 @@ class Files:
                 vars(callback)["_link_checkpoint"] = self._counted(callback._link_checkpoint)
 
     def begin(self, path: Any) -> None:
-        """One is about to be written there."""
+        """Record a checkpoint that is about to be written there."""
         self.count += 1
         self._marks[self._place(self.count)] = _number(path)
         self._marks[_SAVES] = max(self._marks[_SAVES], self.count)
@@ -128,7 +128,7 @@ class Files:
 
 
 class _Nothing:
-    """A file system without that file: it is the one that is written now."""
+    """A file system without that file, which is the one that is written now."""
 
     def exists(self, _path: Any) -> bool:
         return False
@@ -139,7 +139,7 @@ def _number(path: Any) -> int:
 
 
 def _write_on(logger: Any) -> int | None:
-    """Have a logger of CSV files go on with its file, without half a line at its end; return its lines."""
+    """Make a logger of CSV files continue its file, without half a line at its end; return its lines."""
     path = os.path.join(logger.log_dir, "metrics.csv")
     if not os.path.isfile(path):
         return None
@@ -150,10 +150,10 @@ def _write_on(logger: Any) -> int | None:
             file.truncate(len(whole))
     rows = list(csv.reader(whole.decode(errors="replace").splitlines()))
     aside = f"{path}.kept"
-    os.rename(path, aside)  # the writer removes what it finds as it begins
+    os.rename(path, aside)  # the writer removes existing files at its start
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is something already
+            warnings.simplefilter("ignore")  # the warning that the folder has files already
             writer = logger.experiment
     finally:
         os.rename(aside, path)

@@ -1,10 +1,10 @@
-"""Megatron's learning rate schedule and loss scalers: what they were at the commit, and how they follow a step.
+"""Megatron's learning rate schedule and loss scalers: their state at the commit, and how they follow a step.
 
 Rules:
 
-1. The schedule follows the optimizers by the same increment in each step, or it is not known how: then a step that was
-   interrupted in between does not count.
-2. A loss scaler moves before the optimizers: where the step is done again it is put back first.
+1. The schedule follows the optimizers by the same increment in each step. If it does not, its increment is unknown, and
+   a step that was interrupted in between does not count.
+2. A loss scaler moves before the optimizers: if the step is done again, it is put back first.
 """
 
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ class MegatronSchedule:
 
     @property
     def counted(self) -> int:
-        """Samples, of the committed steps."""
+        """Samples of the committed steps."""
         return int(self._scheduler.num_steps)
 
     def take(self, counted: int) -> None:
-        """Stand there, as another rank does."""
+        """Move to the count of another rank."""
         self._scheduler.step(counted - self._scheduler.num_steps)
         self.settled()
 
     def settled(self) -> None:
-        """What it has counted is that of the committed step."""
+        """Record the present count as that of the committed step."""
         self._marked = self.counted
 
     def committed(self, *, stepped: bool) -> None:
-        """A step is committed. In one that a loss scaler has left out it does not move."""
+        """Record a committed step. In a step that a loss scaler has left out the schedule does not move."""
         if stepped:
             moved = self.counted - self._marked
             self._steady = self._steady and self._usual in (None, moved)
@@ -43,16 +43,16 @@ class MegatronSchedule:
         self.settled()
 
     def put_back(self) -> None:
-        """The step is done again."""
+        """Go back to the committed count: the step is done again."""
         if self.counted != self._marked:
             self.take(self._marked)
 
     def lags(self) -> bool:
-        """It has not moved in this step, and it is not known by how much it will."""
+        """Return whether it has not moved in this step, and its increment is unknown."""
         return self.counted == self._marked and (self._usual is None or not self._steady)
 
     def follow(self) -> None:
-        """The step counts."""
+        """Follow the optimizers by the usual increment: the step counts."""
         if self.counted == self._marked and self._usual:
             self._scheduler.step(self._usual)
 
@@ -67,20 +67,20 @@ class MegatronScaler:
         self.settled()
 
     def settled(self) -> None:
-        """What it is now is that of the committed step."""
+        """Record the present values as those of the committed step."""
         self._known = self._now()  # its scale is replaced when it changes, and not written to
 
     def put_back(self) -> None:
-        """The step is done again."""
+        """Go back to the committed values: the step is done again."""
         for name, value in self._known.items():
             setattr(self._scaler, name, value)
 
     def state(self) -> dict[str, Any]:
-        """Of the committed step."""
+        """Return the values of the committed step."""
         return dict(self._known)
 
     def take(self, state: Mapping[str, Any]) -> None:
-        """Stand where another rank's does."""
+        """Take over the values of another rank's scaler."""
         scale = self._scaler._scale
         for name, value in state.items():
             setattr(self._scaler, name, value.to(scale.device) if name == "_scale" else value)

@@ -1,11 +1,12 @@
-"""`MegatronPart`: what a Megatron training has beside its chunks and torch optimizers, as a part of the state.
+"""`MegatronPart`: the state of a Megatron training beside its chunks and torch optimizers, as a part of the state.
 
 Rules:
 
-1. It has the main parameters (copies of 32 bits of a model of 16), the loss scalers, the schedule, and how often the
-   rerun machine has begun an iteration. Shards of a model of 32 bits are the model's own memory, and come with it.
-2. An inner optimizer has stepped before its parameters are copied into the model and gathered by the others: where the
-   step counts, both are done again.
+1. It has the main parameters (copies of 32 bits of a model of 16), the loss scalers and the schedule. It also has the
+   number of iterations that the rerun machine has started. Shards of a model of 32 bits are the model's own memory, and
+   come with it.
+2. An inner optimizer steps before its parameters are copied into the model and gathered by the others. If the step
+   counts, both are done again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +20,7 @@ from taskd.adaptors.training.parts.library_part import LibraryPart
 
 
 class MegatronPart(LibraryPart):
-    """That of one rank.
+    """The part of one rank.
 
     Args:
         chunks: of the model, each in Megatron's `DistributedDataParallel`.
@@ -46,7 +47,7 @@ class MegatronPart(LibraryPart):
         self.alone = replica_sets.alone(chunks, optimizers)
 
     def state_dict(self) -> dict[str, Any]:
-        """The main parameters themselves, and copies of the rest."""
+        """Return the main parameters themselves, and copies of the rest."""
         machine = interrupted.rerun_machine()
         return {
             "main": self._main(),
@@ -56,7 +57,7 @@ class MegatronPart(LibraryPart):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what another rank of the replica set has."""
+        """Take over the state of another rank of the replica set."""
         with torch.no_grad():
             for own, given in zip(self._main(), state["main"], strict=True):
                 if own.data_ptr() != given.data_ptr():
@@ -70,7 +71,7 @@ class MegatronPart(LibraryPart):
             machine.current_iteration = state["iteration"]
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Record a committed step."""
         for scaler in self._scalers:
             scaler.settled()
         if self._schedule is not None:
@@ -78,27 +79,27 @@ class MegatronPart(LibraryPart):
         self._stepped = False
 
     def settled(self) -> None:
-        """What is there now is that of the committed step."""
+        """Record the present values as those of the committed step."""
         for held in self._moving():
             held.settled()
 
     def drop_step(self) -> None:
-        """Let go of the step."""
+        """Drop the interrupted step: its communication, timers and rerun."""
         interrupted.drop_communication(self._chunks)
         interrupted.stop_timers(self._configs)
         interrupted.begin_rerun_again()
 
     def put_back(self) -> None:
-        """The step is done again."""
+        """Go back to the committed values: the step is done again."""
         for held in self._moving():
             held.put_back()
 
     def lags(self) -> bool:
-        """Whether it is not known how the schedule follows."""
+        """Return whether the schedule's increment for this step is unknown."""
         return self._schedule is not None and self._schedule.lags()
 
     def follow(self) -> None:
-        """The step counts."""
+        """Update the model's parameters and the schedule after the optimizers: the step counts."""
         with torch.no_grad():
             for optimizer in self._optimizers:
                 if hasattr(optimizer, "_copy_main_params_to_model_params"):
@@ -112,7 +113,7 @@ class MegatronPart(LibraryPart):
             interrupted.gather_parameters(self._chunks)
 
     def _stepper(self) -> Callable[..., None]:
-        """A function, so that an optimizer that has it can still be copied."""
+        """Return a function as the hook, so an optimizer that has it can still be copied."""
 
         def note(*_: Any) -> None:
             self._stepped = True
@@ -123,7 +124,7 @@ class MegatronPart(LibraryPart):
         return [*self._scalers, *(() if self._schedule is None else (self._schedule,))]
 
     def _main(self) -> list[torch.Tensor]:
-        """What the torch optimizers train and no chunk holds."""
+        """Return the tensors that the torch optimizers train and no chunk holds."""
         own = {p.untyped_storage().data_ptr() for chunk in self._chunks for p in chunk.parameters()}
         inner = [one.optimizer for one in self._optimizers]
         found = [p.detach() for optimizer in inner for group in optimizer.param_groups for p in group["params"]]
@@ -131,7 +132,7 @@ class MegatronPart(LibraryPart):
 
 
 class UnfitPart(LibraryPart):
-    """In place of it where this taskd does not know the version, or what is in use of it."""
+    """Stand-in for the part if this taskd does not support the version, or a feature in use."""
 
     no_rows = replica_sets.NO_ROWS
 

@@ -1,12 +1,12 @@
-"""What Megatron holds of a step that was interrupted: reductions under way, counts of gradients, timers that run.
+"""Megatron's remains of an interrupted step: reductions under way, counts of gradients, timers that run.
 
 Rules:
 
-1. After it every rank, a new process too, stands as before its first iteration. A bucket group that has seen one starts
-   its reduction from the backward pass, in the order in which gradients come, and one that has not from
-   `finish_grad_sync`, in the order of the groups: ranks that differ there would reduce different buckets together.
-2. What is under way ends, with an error, before anything else is written to the same memory.
-3. Gradients need nothing: each iteration begins with `zero_grad_buffer()`.
+1. Afterwards every rank, a new process too, is as before its first iteration. A bucket group that has seen an iteration
+   starts its reduction in the backward pass, in the order in which gradients come. One that has not starts it in
+   `finish_grad_sync`, in the order of the groups. Ranks that differ there would reduce different buckets together.
+2. Communication under way ends, with an error, before anything else is written to the same memory.
+3. Gradients need nothing: each iteration starts with `zero_grad_buffer()`.
 """
 
 import sys
@@ -20,7 +20,7 @@ _LIMIT_S: Final = 5.0
 
 
 def bucket_groups(chunk: Any) -> Iterator[Any]:
-    """All of one `DistributedDataParallel`."""
+    """Yield all bucket groups of one `DistributedDataParallel`."""
     yield from chunk.bucket_groups
     yield from chunk.expert_parallel_bucket_groups
 
@@ -47,27 +47,27 @@ def drop_communication(chunks: Iterable[Any]) -> None:
 
 
 def gather_parameters(chunks: Iterable[Any]) -> None:
-    """Have all data-parallel ranks exchange their shards of the parameters. Collective."""
+    """Make all data-parallel ranks exchange their shards of the parameters. Collective."""
     for chunk in chunks:
         chunk.start_param_sync(force_sync=True)
         for group in bucket_groups(chunk):
-            group.param_gather_dispatched = False  # whoever overlaps gathers asks for it again in its next pass
+            group.param_gather_dispatched = False  # with overlapped gathers, the next pass requests it again
 
 
 def stop_timers(configs: Iterable[Any]) -> None:
-    """Megatron's timers refuse to be started twice."""
+    """Mark Megatron's timers as stopped: they refuse to be started twice."""
     for timers in {id(timers): timers for config in configs if (timers := getattr(config, "timers", None))}.values():
         for timer in getattr(timers, "_timers", {}).values():
             timer._started = False
 
 
 def rerun_machine() -> Any:
-    """The one of this process, None if nothing has asked for it."""
+    """Return the rerun machine of this process, None if nothing has requested it."""
     return getattr(sys.modules.get("megatron.core.rerun_state_machine"), "_GLOBAL_RERUN_STATE_MACHINE", None)
 
 
 def begin_rerun_again() -> None:
-    """Let the machine begin the step again: it would take the next question for the end of the interrupted one."""
+    """Let the machine start the step again: else it would take the next query for the interrupted step's end."""
     machine = rerun_machine()
     if machine is None:
         return

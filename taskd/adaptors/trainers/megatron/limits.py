@@ -1,13 +1,13 @@
-"""What of Megatron this taskd does not know how to recover: it trains as it is, and at a fault all start anew."""
+"""Features of Megatron that this taskd cannot recover: it trains as it is, and at a fault all processes start anew."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def refusal(chunks: Sequence[Any], optimizers: Sequence[Any]) -> str:
-    """What stands in the way of a recovery in place, in words; "" for nothing.
+    """Return the obstacle to a recovery in place, in words; "" for none.
 
-    `optimizers` are those that are chained, and what chains them.
+    `optimizers` are those that are chained, and the object that chains them.
     """
     for chunk in chunks:
         if type(chunk).__name__ != "DistributedDataParallel" or not hasattr(chunk, "bucket_groups"):
@@ -28,7 +28,7 @@ def refusal(chunks: Sequence[Any], optimizers: Sequence[Any]) -> str:
 
 
 def _bound(config: Any, ddp_config: Any) -> str:
-    """A setting by which communicators are built into what outlives a world."""
+    """Return the setting that builds communicators into objects which outlive a world; "" for none."""
     if getattr(config, "cuda_graph_impl", "none") not in (None, "none"):
         return f"cuda_graph_impl={config.cuda_graph_impl!r}"
     if getattr(config, "tp_comm_overlap", False):

@@ -1,10 +1,10 @@
-"""Which ranks hold the same part of a Megatron model and of its optimizer's state.
+"""The ranks that hold the same part of a Megatron model and of its optimizer's state.
 
 Rules:
 
 1. A chunk's weights are cut by tensor and pipeline ranks, and are equal along data and context ranks. Experts have
    data-parallel ranks of their own.
-2. The distributed optimizer cuts its state among the data-parallel ranks of one instance of it: with one instance no
+2. The distributed optimizer cuts its state among the data-parallel ranks of one instance of it. With one instance no
    other rank has the same.
 """
 
@@ -17,7 +17,7 @@ NO_ROWS: Final = "Megatron's ranks and shards are numbered for all ranks of the 
 
 
 def coordinates(chunks: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, int]:
-    """Where this rank stands along each dimension that cuts something."""
+    """Return this rank's place along each dimension that cuts something."""
     found: dict[str, int] = {}
     for chunk in chunks:
         for name, group in (("tp", chunk.tp_group), ("pp", _first(chunk.pp_group))):
@@ -31,7 +31,7 @@ def coordinates(chunks: Sequence[Any], optimizers: Sequence[Any]) -> dict[str, i
 
 
 def alone(chunks: Sequence[Any], optimizers: Sequence[Any]) -> str:
-    """What no other rank has, in words; "" for nothing."""
+    """Return the state that no other rank has, in words; "" for none."""
     divided = [one for one in dividing(optimizers) if _instances(chunks) == 1]
     if divided:
         return (
@@ -47,7 +47,7 @@ def alone(chunks: Sequence[Any], optimizers: Sequence[Any]) -> str:
 
 
 def dividing(optimizers: Sequence[Any]) -> Iterator[Any]:
-    """Those optimizers that divide their state among ranks."""
+    """Yield the optimizers that divide their state among ranks."""
     for optimizer in optimizers:
         group = getattr(optimizer, "data_parallel_group", None)
         if group is not None and group.size() > 1:

@@ -1,4 +1,4 @@
-"""Everything of megatron-core that this adapter calls, reads or resets. It was read and run in 0.16.1."""
+"""All names of megatron-core that this adapter calls, reads or resets. It was read and run in 0.16.1."""
 
 from typing import Final
 

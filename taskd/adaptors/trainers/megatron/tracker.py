@@ -1,6 +1,6 @@
 """The named random number states of Megatron's tracker, from which layers that are cut draw: this rank's own.
 
-The default generators are recorded by taskd as they are for every script.
+taskd records the default generators as for every script.
 """
 
 import importlib
@@ -14,12 +14,12 @@ from taskd.adaptors.training.positions.packed import PackedPosition
 
 
 def rng_tracker() -> Any:
-    """The one of this process."""
+    """Return the tracker of this process."""
     return importlib.import_module("megatron.core.tensor_parallel.random").get_cuda_rng_tracker()
 
 
 class TrackerStates(PackedPosition):
-    """A place in the data, for a `TrainState`: what is drawn next from each name.
+    """The next draw of each name, as a place in the data for a `TrainState`.
 
     The tracker never changes a state that is a tensor: drawing puts another one in its place.
     """
@@ -30,7 +30,7 @@ class TrackerStates(PackedPosition):
         self._packed = b""
 
     def pack(self) -> bytes:
-        """The state of each name."""
+        """Return the state of each name."""
         states = self._tracker.get_states()
         if not self._packed or not self._knows(states):
             self._known = dict(states)
@@ -38,7 +38,7 @@ class TrackerStates(PackedPosition):
         return self._packed
 
     def unpack(self, data: bytes) -> None:
-        """Put them back."""
+        """Put the states back."""
         own = self._tracker.get_states()
         for name, state in tree.unpack(data).items():
             if isinstance(own.get(name), torch.Generator):
@@ -56,6 +56,6 @@ class TrackerStates(PackedPosition):
 
 
 def _state_of(state: Any) -> torch.Tensor:
-    """With graphs a state is a generator."""
+    """Return the state as a tensor: with graphs it is a generator."""
     found: torch.Tensor = state.get_state() if isinstance(state, torch.Generator) else state
     return found

@@ -25,15 +25,15 @@ def state(
     replicated: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> TrainState:
-    """What a rank trains with, as Megatron's `setup_model_and_optimizer` returns it.
+    """Return the state of a rank's training, made from the results of Megatron's `setup_model_and_optimizer`.
 
     Args:
-        model: the list of its chunks, or the one that there is, each in Megatron's `DistributedDataParallel`.
+        model: the list of its chunks, or the only one, each in Megatron's `DistributedDataParallel`.
         optimizer: of `get_megatron_optimizer`.
         opt_param_scheduler: an `OptimizerParamScheduler`, if there is one.
         data: this rank's own places in its data, as for `TrainState`; the states of Megatron's random number tracker
             are added.
-        replicated: what else is equal on all ranks of a replica set, as for `TrainState`.
+        replicated: further objects that are equal on all ranks of a replica set, as for `TrainState`.
         **options: all others that `TrainState` takes. With a distributed optimizer copies of the state are made, after
             every `backup_every` steps if that is given.
 
@@ -48,7 +48,7 @@ def state(
             "returns, with a torch optimizer inside on every rank"
         )
     part = part_of(chunks, optimizers, opt_param_scheduler, chained=optimizer)
-    # What is in the wrappers: Megatron's has a list named `buffers`, where a module has a method.
+    # The modules in the wrappers: Megatron's wrapper has a list named `buffers`, where a module has a method.
     named: dict[str, Any] = {f"model{at or ''}": getattr(chunk, "module", chunk) for at, chunk in enumerate(chunks)}
     named |= {f"optimizer{number or ''}": _inner(one) for number, one in enumerate(optimizers)}
     own = dict(data or {})
@@ -60,9 +60,9 @@ def state(
 def part_of(
     chunks: Sequence[Any], optimizers: Sequence[Any], scheduler: Any, look: Look = installed, *, chained: Any = None
 ) -> LibraryPart:
-    """What these have beside models and torch optimizers; `look` looks into the installed library.
+    """Return the part beside models and torch optimizers; `look` looks names up in the installed library.
 
-    `chained` is what chains the optimizers.
+    `chained` is the object that chains the optimizers.
     """
     holders = [*optimizers, *(() if chained is None else (chained,))]
     refusal = misfit(PACKAGE, TABLE, look) or limits.refusal(chunks, holders)

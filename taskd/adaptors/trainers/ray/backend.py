@@ -2,11 +2,11 @@
 
 Rules:
 
-1. It runs in Ray's controller, and so does the manager of the job: as long as that lives, workers can be replaced.
-2. Each worker is a replica group of its own to Ray: what fails alone is replaced alone. All begin anew only if all have
-   failed, or Ray wants another number of them; then there is a new job with a new manager.
+1. It runs in Ray's controller, and so does the manager of the job: workers can be replaced as long as that lives.
+2. Each worker is a replica group of its own to Ray: a worker that fails alone is replaced alone. All start anew only if
+   all have failed, or Ray requires another number of them. Then there is a new job with a new manager.
 3. Ray makes the process groups. taskd only comes first.
-4. taskd never has all workers start anew: where it cannot replace one, it ends them, and Ray begins anew as it does
+4. taskd never makes all workers start anew. If it cannot replace one, it ends them, and Ray starts anew as it does
    without taskd.
 """
 
@@ -27,7 +27,7 @@ _WAIT_S = 600.0
 
 
 class TaskdBackend(_TorchBackend):
-    """Takes the place of `_TorchBackend`."""
+    """A replacement for `_TorchBackend`."""
 
     has_replica_groups: bool = True
 
@@ -36,7 +36,7 @@ class TaskdBackend(_TorchBackend):
         self._office: Office | None = None
 
     def on_start(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """All workers begin, or one that takes the place of another."""
+        """Start all workers, or one that takes the place of another."""
         office = self._office
         if isinstance(worker_group, ReplicaGroup) and office is not None:
             seat = Seat(worker_group)
@@ -52,7 +52,7 @@ class TaskdBackend(_TorchBackend):
         super().on_start(worker_group, backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: TorchConfig) -> None:
-        """All workers end, or one that another is to replace: that has failed, and has nothing to shut down."""
+        """Shut all workers down. A worker that another is to replace has failed, and has nothing to shut down."""
         if isinstance(worker_group, ReplicaGroup):
             return
         try:
@@ -67,5 +67,5 @@ class TaskdBackend(_TorchBackend):
 
 
 def take_rank(ticket: Ticket, rank: int) -> None:
-    """What each worker does first."""
+    """Take the rank: the first action of each worker."""
     attach(ticket, rank, _WAIT_S)

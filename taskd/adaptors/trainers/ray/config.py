@@ -1,4 +1,4 @@
-"""The configuration by which a trainer of Ray is given taskd's backend."""
+"""The configuration that gives a trainer of Ray taskd's backend."""
 
 import logging
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ class TaskdTorchConfig(TorchConfig):
     """`TorchConfig`, with recovery in place: give it to `TorchTrainer(..., torch_config=TaskdTorchConfig())`.
 
     The training function uses `taskd.TrainState` and `taskd.resilient` as any script does. Ray's own
-    `FailureConfig(max_failures=...)` says how many failures Ray replaces workers for.
+    `FailureConfig(max_failures=...)` sets how many failures Ray replaces workers for.
 
     Args:
         backend, init_method, timeout_s: as in `TorchConfig`.
@@ -27,7 +27,7 @@ class TaskdTorchConfig(TorchConfig):
 
     @property
     def backend_cls(self) -> type[_TorchBackend]:
-        """taskd's backend, or Ray's own if this Ray is not one that taskd knows."""
+        """Class of taskd's backend, or of Ray's own if this version of Ray does not fit."""
         chosen: type[_TorchBackend] = _TorchBackend
         if fits("ray", RAY_TRAIN):
             from taskd.adaptors.trainers.ray.backend import TaskdBackend

@@ -1,11 +1,12 @@
-"""Which reports Ray has got, and which it is still owed, after a worker was replaced.
+"""The reports that Ray has received, and those that it is still owed after a worker was replaced.
 
 Rules:
 
-1. Reports are numbered in the order in which the training gives them, on all ranks alike: a step that is done again
+1. Reports are numbered in the order in which the training gives them, on all ranks alike. A step that is done again
    gives the same numbers again.
-2. When Ray replaces a worker it drops what it has not yet got from all: the new worker is told how many it has.
-3. A number that Ray has is not given again; one that it has not is given before any newer one.
+2. When Ray replaces a worker it drops the reports that it does not have from all ranks. The new worker gets the number
+   of those that Ray has.
+3. A report that Ray has is not given again. One that it does not have is given before any newer one.
 """
 
 import json
@@ -18,7 +19,7 @@ MOST_KEPT: Final = 2
 
 @dataclass(frozen=True)
 class KeptReport:
-    """What a report was, as far as it is needed to give it again. `path` is that of the checkpoint that Ray has."""
+    """A report's data that are needed to give it again. `path` is that of the checkpoint that Ray has."""
 
     number: int
     metrics: str
@@ -27,35 +28,35 @@ class KeptReport:
 
 @dataclass
 class Owed:
-    """One rank's account. `began` is how many reports Ray had before the training."""
+    """One rank's account. `began`: how many reports Ray had before the training."""
 
     began: int = 0
     number: int = 0
-    """Of the newest report that the training has given."""
+    """Number of the newest report that the training has given."""
     sent: int = 0
-    """Of the newest that Ray has got, or holds."""
+    """Number of the newest report that Ray has received, or holds."""
     kept: tuple[KeptReport, ...] = field(default=())
 
     def next(self) -> bool:
-        """The training gives its next report: whether Ray is to get it."""
+        """Count the training's next report; return whether Ray should get it."""
         self.number += 1
         return self.number > self.sent
 
     def keep(self, metrics: dict[str, Any], path: str) -> None:
-        """That report was given to Ray."""
+        """Keep a report that was given to Ray."""
         self.sent = self.number
         kept = KeptReport(self.number, json.dumps(metrics, default=float), path)
         self.kept = (*(one for one in self.kept if one.number < self.number), kept)[-MOST_KEPT:]
 
     def settle(self, total: int) -> tuple[KeptReport, ...]:
-        """Ray has so many reports in all, and holds none: those that are to be given again, oldest first."""
+        """Return the reports to be given again, oldest first: Ray has `total` reports in all, and holds none."""
         self.sent = total - self.began
         again = tuple(one for one in self.kept if self.sent < one.number <= self.number)
         self.sent = max([self.sent, *(one.number for one in again)])
         return again
 
     def state(self) -> dict[str, Any]:
-        """What the rank's next process is to know."""
+        """Return the data for the rank's next process."""
         return {
             "began": self.began,
             "number": self.number,
@@ -63,6 +64,6 @@ class Owed:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`. What Ray has got stays as it is known."""
+        """Take over the data of `state`. The number of reports that Ray has received stays."""
         self.began, self.number = int(state["began"]), int(state["number"])
         self.kept = tuple(KeptReport(int(number), str(text), str(path)) for number, text, path in state["kept"])

@@ -1,10 +1,10 @@
-"""`ray.train.report`, each exactly once, whoever is replaced in between.
+"""`ray.train.report`, each exactly once, whichever worker is replaced in between.
 
 Rules:
 
-1. All ranks call it alike, as Ray wants it. After each recovery the first call settles with the other ranks what Ray
-   has got: the ranks that are new know that from Ray.
-2. What Ray has dropped is given again before the next report. Its checkpoint is at its place already.
+1. All ranks call it alike, as Ray requires. After each recovery the first call agrees with the other ranks on the
+   reports that Ray has received. The new ranks have that number from Ray.
+2. A report that Ray has dropped is given again before the next one. Its checkpoint is at its place already.
 """
 
 import json
@@ -35,7 +35,7 @@ class TrainReports:
         self._told = False
 
     def report(self, metrics: dict[str, Any], checkpoint: "ray.train.Checkpoint | None" = None) -> None:
-        """As `ray.train.report`. A report that Ray has got already, before a fault, is not given again."""
+        """Report as `ray.train.report`. A report that Ray has received already, before a fault, is not given again."""
         self._settle()
         if not self._owed.next():
             return
@@ -44,11 +44,11 @@ class TrainReports:
         self._owed.keep(metrics, "" if persisted is None else persisted.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """For the state: what this rank's next process is to know."""
+        """Return the data for this rank's next process; called by the state."""
         return self._owed.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """For the state."""
+        """Take over the data of a former process; called by the state."""
         self._owed.load(state)
 
     def _settle(self) -> None:

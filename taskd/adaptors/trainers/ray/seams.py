@@ -1,4 +1,4 @@
-"""What is read or overridden in Ray Train."""
+"""The names that taskd reads or overrides in Ray Train."""
 
 from typing import Final
 
@@ -29,4 +29,4 @@ RAY_TRAIN: Final[tuple[Line, ...]] = (
     ),
     Seam("ray.train.v2._internal.execution.context", "get_train_context", Fit.EXACT, ()),
 )
-"""The replica groups came with version 2 of Ray Train; RAY_TRAIN_V2_ENABLED=1 switches that on in older releases."""
+"""Replica groups came with version 2 of Ray Train; RAY_TRAIN_V2_ENABLED=1 switches that on in older releases."""

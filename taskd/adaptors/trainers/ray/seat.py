@@ -1,7 +1,7 @@
-"""The seat of one worker in its group: what makes a process group for all makes one for the worker that is new there.
+"""The seat of one worker in its group: code that makes a process group for all makes one for the new worker there.
 
-Ray's own code for a whole group runs unchanged on it: what is for the new worker's rank it does, all else is done
-already.
+Ray's own code for a whole group runs unchanged on it. It does the work for the new worker's rank; all other work is
+done already.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from ray.train.v2._internal.execution.worker_group import ReplicaGroup
 
 
 class Seat:
-    """Looks like the whole group to Ray's backend. `rank` is the new worker's, of `size`."""
+    """A stand-in for the whole group, for Ray's backend. `rank` is the new worker's, of `size`."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -24,19 +24,19 @@ class Seat:
         return self.size
 
     def execute(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """By the new worker alone."""
+        """Execute a function by the new worker alone."""
         return list(self._group.execute(function, *args, **kwargs))
 
     def execute_single(self, _rank: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What one is asked for all, the new one can tell as well."""
+        """Execute a function by the new worker: its answer serves for any one worker's."""
         return self._group.execute_single(0, function, *args, **kwargs)
 
     def execute_single_async(self, rank: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """By the worker of this rank, if that is the new one."""
+        """Execute a function by the worker of this rank, if that is the new one; else return a reference to None."""
         if rank != self.rank:
             return ray.put(None)
         return self._group.execute_single_async(0, function, *args, **kwargs)
 
     def get_resources_per_worker(self) -> dict[str, float]:
-        """Those of all."""
+        """Return the resources that each worker has."""
         return dict(self._group.get_resources_per_worker())

@@ -1,1 +1,1 @@
-"""torchtitan: its trainer class, whose loop is done inside of one resilient function."""
+"""torchtitan: its trainer class, whose loop runs inside one resilient function."""

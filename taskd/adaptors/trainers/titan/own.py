@@ -1,4 +1,4 @@
-"""What one rank of torchtitan has for itself: its place in the data, and what the present step will be logged with."""
+"""The own state of one rank of torchtitan: its place in the data, and the numbers for the present step's log."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ class TitanOwn:
         trainer: torchtitan's.
 
     Attributes:
-        start: the step with which this training began: until the next commit no iterator had been made.
-        loss: of the present step, as far as it is known: this rank's share of the global mean. Read in steps that are
-            logged only: to read it is to wait for the device.
+        start: the step with which this training started: until the next commit no iterator had been made.
+        loss: of the present step, as far as it is known: this rank's share of the global mean. Read only in steps that
+            are logged: to read it is to wait for the device.
         tokens: that count in this rank's batches of the step.
     """
 
@@ -25,13 +25,13 @@ class TitanOwn:
         self.tokens = self.start = 0
 
     def begin(self) -> None:
-        """A step begins."""
+        """Reset the numbers at the start of a step."""
         self.loss, self.tokens = 0.0, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """As it is now."""
+        """Return the present state."""
         seen = self._trainer.ntokens_seen
-        if self._loader[0] != seen:  # a loader's state is long to write, and a step asks twice
+        if self._loader[0] != seen:  # a loader's state takes long to write, and a step requests it twice
             self._loader = seen, tree.pack(self._trainer.dataloader.state_dict())
         return {
             "loader": self._loader[1],
@@ -42,7 +42,7 @@ class TitanOwn:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to that."""
+        """Go back to that state."""
         trainer = self._trainer
         trainer.ntokens_seen = state["seen"]
         trainer.dataloader.load_state_dict(tree.unpack(state["loader"]))
@@ -51,7 +51,7 @@ class TitanOwn:
 
 
 class TitanShared:
-    """What all ranks log a step with: a part that is equal on them.
+    """Numbers with which all ranks log a step: a part that is equal on them.
 
     Attributes:
         tokens: that count in the batches of all.
@@ -63,9 +63,9 @@ class TitanShared:
         self.tokens = self.gradient_norm = self.rate = 0.0
 
     def state_dict(self) -> dict[str, float]:
-        """Those of the last step that was done."""
+        """Return the numbers of the last step that was done."""
         return dict(vars(self))
 
     def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take those of a peer."""
+        """Take over the numbers of a peer."""
         vars(self).update(state)

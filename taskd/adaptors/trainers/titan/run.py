@@ -1,14 +1,14 @@
-"""One `train()` of torchtitan's trainer, inside of one resilient function.
+"""One `train()` of torchtitan's trainer, inside one resilient function.
 
 Rules:
 
-1. torchtitan's own `train` is called again after each recovery, and goes on at the step and in the data that taskd has
+1. torchtitan's own `train` is called again after each recovery. It goes on at the step and in the data that taskd has
    put back. It has loaded its checkpoint once, before.
-2. A step is committed where torchtitan asks whether to log it: optimizers and schedulers have stepped. That they have
-   is looked at; where they have not, it is committed behind `train_step`.
-3. What follows the commit (the log, a checkpoint, a validation) is done again by all ranks if one of them may not have
-   ended it. A line is given to the loggers once.
-4. All that this puts into the trainer is taken out again when it has ended.
+2. A step is committed where torchtitan calls `should_log`, if optimizers and schedulers have stepped by then. If they
+   have not, the step is committed behind `train_step`.
+3. The work behind the commit is the log, a checkpoint, a validation. All ranks do it again if one of them may not have
+   ended it. The loggers get a line once.
+4. Everything that this puts into the trainer is taken out again at the end.
 """
 
 import importlib
@@ -30,7 +30,7 @@ from taskd.adaptors.training.state import TrainState
 
 
 class QuietLoader:
-    """The trainer's loader, of which an iterator is made without drawing from the global generator once more."""
+    """The trainer's loader, with an iterator whose making draws nothing more from the global generator."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -47,7 +47,7 @@ class TitanRun:
     """The steps of one `train()`.
 
     Args:
-        trainer: which trains.
+        trainer: the one that trains.
         runtime: of this process.
         train: the trainer's own.
         options: of `TrainState`.
@@ -91,7 +91,7 @@ class TitanRun:
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
-        """What the trainer calls goes through here."""
+        """Put our functions in place of those that the trainer calls, until the end."""
         trainer, tools = self._trainer, self._tools
         metrics, clip = trainer.metrics_processor, tools.clip_grad_norm_
 
@@ -133,12 +133,13 @@ class TitanRun:
         came_back, self._came_back = self._came_back, True
         if came_back and state.step:
             self._lines.at(state.step)
-            # Of a rank that is in the next step already all others have let go.
+            # A rank in the next step was released by all others, so it has ended this work. A rank between steps may
+            # not have.
             if any(unsure for (unsure,) in gather([int(state._recovery.between_steps)])):
                 self._follow(state.step)
         self._train(*self._bound)
 
-    # What the trainer calls.
+    # Functions that the trainer calls.
 
     def _batches(self, generate: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def batches(loader: Any) -> Any:
@@ -193,7 +194,7 @@ class TitanRun:
             self._commit()
         return bool(self._should_log(step))
 
-    # Inside.
+    # Internals.
 
     def _logs(self) -> bool:
         return bool(self._should_log(self._trainer.step))
@@ -204,7 +205,7 @@ class TitanRun:
         self._state.commit()
 
     def _follow(self, step: int) -> None:
-        """What follows the step that was committed."""
+        """Do the work behind the committed step."""
         trainer = self._trainer
         if self._should_log(step):
             self._log(step)

@@ -1,4 +1,4 @@
-"""What the adapter overrides, calls and reads in torchtitan."""
+"""The names that the adapter overrides, calls and reads in torchtitan."""
 
 from typing import Final
 

@@ -9,10 +9,10 @@ from taskd.adaptors.training.runtime import current
 
 
 class TitanRecovery:
-    """To be put before a trainer class of torchtitan's among the bases of another one."""
+    """A base to be put before a trainer class of torchtitan's among the bases of another class."""
 
     taskd_options: dict[str, Any]
-    """Of `TrainState`: `backup_every`, `verify`, `every`."""
+    """Options of `TrainState`: `backup_every`, `verify`, `every`."""
 
     def train(self) -> None:
         """Train, through faults where there is an agent."""

@@ -1,1 +1,1 @@
-"""Checkpoints of a training state: how they lie on a disk, who writes them, and the way back to one."""
+"""Checkpoints of a training state: their files on disk, their writers, and the return to one of them."""

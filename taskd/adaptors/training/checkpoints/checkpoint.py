@@ -2,13 +2,13 @@
 
 Rules:
 
-1. `dump` is collective: all ranks of a healthy world call it, each standing at the same committed step. It ends in the
-   same way on all of them, unless one dies on the way.
-2. Random numbers and data positions are each rank's own. They are loaded only where there are as many ranks as wrote.
-3. `load_latest` reads without a peer, so that a single process and a newcomer that sets itself up alone can call it.
-   Ranks that are together agree on the checkpoint, and on whether all have read it, before anything is loaded.
-4. What lies in the directory may be damaged or somebody else's. It is passed over then, with its reason. Nothing of it
-   is unpickled freely: our own files hold no pickle, and torch's index is read without it (`checkpoint_pickle`).
+1. `dump` is collective: all ranks of a healthy world call it, all at the same committed step. It ends in the same way
+   on all of them, unless one dies meanwhile.
+2. Random numbers and data positions are each rank's own. They are loaded only if as many ranks load as wrote.
+3. `load_latest` reads without a peer. So a single process can call it, and so can a newcomer whose set-up runs alone.
+   Ranks of one world agree on the checkpoint, and on whether all have read it, before anything is loaded.
+4. Checkpoints in the directory may be damaged or somebody else's. They are passed over then, with the reason. Nothing
+   is unpickled freely: our own files hold no pickle, and torch's index is read without unpickling (`pickle_text`).
 """
 
 import errno
@@ -54,7 +54,7 @@ def dump_as_ordered(recovery: StateRecovery, plan: WorldPlan, config: WorkerConf
     """Write the checkpoint that the plan orders; return its path.
 
     Raises:
-        CheckpointError: it could not be written, or nobody knows where to.
+        CheckpointError: it could not be written, or no directory is known.
     """
     directory = Path(os.fsdecode(plan.dump_to)) if plan.dump_to else config.checkpoint_dir
     if directory is None:
@@ -76,19 +76,19 @@ def dump(
 ) -> Path:
     """Write the state of step `step` to `directory` as `step-N`, and return that path.
 
-    Collective over the default group, or for this process alone where there is none. If this job has written that step
-    before, nothing is done. Where the name is taken by something else, it is `step-N.1` and so on.
+    Collective over the default group, or for this process alone if there is none. If this job has written that step
+    before, nothing is done. If something else has the name, it is `step-N.1` and so on.
 
     Args:
-        recovery: of a state that is clean, and at `step`, on every rank.
-        directory: where checkpoints are kept: the same for all ranks, on a disk that all nodes share.
+        recovery: recovery of a state that is clean, and at `step`, on every rank.
+        directory: directory of the checkpoints, the same for all ranks, on a disk that all nodes share.
         step: the last committed step.
-        job_id: the name of the job, for the manifest.
+        job_id: name of the job, for the manifest.
         reason: why it is written, for the manifest.
-        job: the ranks in the job of those that write, in their order, and how many it has; by default these are all.
+        job: the writers' ranks in the job, in order, and the size of the job; by default the writers are all its ranks.
 
     Raises:
-        CheckpointError: a rank stands elsewhere, cannot write, or died. Nothing is left under the final name.
+        CheckpointError: a rank is at another step, cannot write, or died. Nothing is left under the final name.
     """
     ranks = Ranks()
     try:
@@ -126,13 +126,13 @@ def dump(
 def load_latest(state: TrainState, path: "str | os.PathLike[str]") -> int | None:
     """Load the newest complete checkpoint in the directory `path`, and return its step; None if there is none.
 
-    To be called by all ranks before training, once the model is wrapped and on its device. The number of ranks may
-    differ from the one that wrote it, and so may the wrappers; in the first case random numbers and data positions are
-    left out, with a warning. Incomplete and broken checkpoints are passed over, with a warning.
+    All ranks call it before training, once the model is wrapped and on its device. The number of ranks may differ from
+    the writers', and so may the wrappers. With another number, random numbers and data positions are left out, with a
+    warning. Incomplete and broken checkpoints are passed over, with a warning.
 
     Raises:
-        CheckpointError: the directory cannot be read, ranks see different checkpoints there, or the newest does not fit
-            the parts of `state`, which is TORN then if it has been touched.
+        CheckpointError: the directory cannot be read, ranks find different checkpoints there, or the newest does not
+            fit the parts of `state`. In the last case `state` is TORN if it has been changed.
     """
     directory, ranks, recovery = Path(path), Ranks(), state._recovery
     try:
@@ -172,7 +172,7 @@ def _agree_on_state(recovery: StateRecovery, step: int, ranks: Ranks) -> None:
 
 
 class _Writer:
-    """One checkpoint on its way to the disk, on one rank."""
+    """Writer of one checkpoint, on one rank."""
 
     def __init__(self, ranks: Ranks, directory: Path, manifest: files.Manifest, own: OwnSet) -> None:
         self._ranks = ranks
@@ -183,7 +183,7 @@ class _Writer:
         self._folder: OwnFolder | None = None
 
     def run(self, recovery: StateRecovery) -> Path:
-        """Write all files and rename them into place. Raises Failures, or RuntimeError if a rank has died."""
+        """Write all files and rename them into place. Raises `RankFailures`, or RuntimeError if a rank has died."""
         begun = time.monotonic()
         place = self._ranks.gather(self._ranks.do(self._reserve))[0]
         assert place is not None
@@ -193,11 +193,11 @@ class _Writer:
             try:
                 final = self._fill(place.partial, recovery)
             finally:
-                files.drop(place.partial, self._ranks.rank)  # finds nothing where all went well
+                files.drop(place.partial, self._ranks.rank)  # finds nothing if all went well
                 if self._folder is not None:
                     self._folder.close()
         except RuntimeError:
-            known = files.inspect(place.final)  # it died after the renaming: what counts is there
+            known = files.inspect(place.final)  # complete if the rank died after the renaming
             if not isinstance(known, files.Checkpoint) or known.manifest.identity != self._manifest.identity:
                 raise
             final = place.final
@@ -239,7 +239,7 @@ class _Writer:
             files.write(folder, self._own.outline, self._own.content.outline)
 
     def _write_tensors(self, folder: OwnFolder) -> None:
-        """Write them as `torch.distributed.checkpoint.save`, which needs numpy. Raises Failures, on all ranks."""
+        """Write tensors like torch's `checkpoint.save`, which needs numpy. Raises `RankFailures` on all ranks."""
         from torch.distributed import checkpoint
 
         from taskd.adaptors.training.checkpoints.reader import writer
@@ -264,7 +264,7 @@ class _Writer:
             raise RankFailures({rank: f"{why} ({free})" for rank, why in error.by_rank.items()}) from error
 
     def _own_sizes(self, folder: OwnFolder) -> dict[str, int]:
-        """The files of this rank: others may not see their true sizes at once on a network file system."""
+        """Return the sizes of this rank's files. On a network file system, other ranks may get wrong sizes at first."""
         rank = self._ranks.rank
         mine = [files.position_file(rank), *(name for name in folder.names() if name.startswith(f"__{rank}_"))]
         mine += [] if self._own.outline is None else [self._own.outline]
@@ -277,9 +277,9 @@ class _Writer:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What has been read of a checkpoint.
+    """Content that was read from a checkpoint.
 
-    `position`: random numbers and data position, None for another world size; `encoded` as they stand there, or empty.
+    `position`: random numbers and data position, None for another world size. `encoded`: their file's bytes, or empty.
     """
 
     draft: Draft
@@ -288,7 +288,7 @@ class Loaded:
 
 
 def _next_complete(paths: list[Path], ranks: Ranks) -> files.Checkpoint | None:
-    """Take from `paths` up to and including the first that is complete."""
+    """Remove paths from `paths` up to the first complete checkpoint, and return that one; None if there is none."""
     while paths:
         path = paths.pop(0)
         known = files.inspect(path)
@@ -309,10 +309,10 @@ def _agree_on_checkpoint(chosen: files.Checkpoint | None, directory: Path, ranks
 
 
 def read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded | str:
-    """Read all of it, without touching the state; a line that says why not if that cannot be done.
+    """Read a whole checkpoint without changing the state; if that is impossible, return why, in one line.
 
     Raises:
-        CheckpointError: it is in order, but does not fit the parts of the state.
+        CheckpointError: it is intact, but does not fit the parts of the state.
     """
     from torch.distributed import checkpoint
 
@@ -332,8 +332,8 @@ def read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loa
     except checkpoint.CheckpointException as error:
         why: BaseException = next(iter(error.failures.values()))[0]
     except CheckpointError as error:
-        raise CheckpointError(text.line(str(error))) from None  # with what stands there, of whomever it is
-    except Exception as error:  # noqa: BLE001 - what msgspec, torch and a part make of bytes that anybody has written
+        raise CheckpointError(text.line(str(error))) from None  # it quotes a file that anybody may have written
+    except Exception as error:  # noqa: BLE001 - msgspec, torch and a part read bytes that anybody may have written
         why = error
     else:
         return loaded
@@ -342,12 +342,12 @@ def read(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loa
 
 def _told(why: BaseException) -> str:
     if isinstance(why, pickle.UnpicklingError):
-        return "torch finds no tensors in its data"  # torch's own words are an advice to run what stands there
+        return "torch finds no tensors in its data"  # torch's own text advises to unpickle the data freely
     return str(why) if isinstance(why, RestoreError) else repr(why)
 
 
 def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> Loaded:
-    """Read all but the tensors."""
+    """Read everything but the tensors."""
     rows = _outline(recovery, chosen, ranks)
     draft = Draft(recovery.parts, rows, of_stage=bool(pipelining.stages()))
     if chosen.manifest.world_size != ranks.size:
@@ -357,7 +357,7 @@ def _prepare(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) ->
 
 
 def _outline(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) -> dict[str, Rows]:
-    """That of the replica set that this rank is of, or else all of them together."""
+    """Return the outline of this rank's replica set, or all outlines merged if it belongs to none."""
     sets = chosen.manifest.sets
     rank = JobRank(ranks.rank) if chosen.manifest.job_size == ranks.size else None
     own = own_outline(sets, name_of(recovery.parts), rank)
@@ -373,7 +373,7 @@ def _outline(recovery: StateRecovery, chosen: files.Checkpoint, ranks: Ranks) ->
 
 
 def _put(recovery: StateRecovery, chosen: files.Checkpoint, loaded: Loaded, ranks: Ranks) -> None:
-    """Put what has been read into the state."""
+    """Put the content that was read into the state."""
     manifest = chosen.manifest
     try:
         with recovery.restoring(manifest.step):

@@ -1,15 +1,15 @@
-"""What stands in a checkpoint: the tensors of the replicated parts, by name, and an outline of the parts around them.
+"""The content of a checkpoint: tensors of the replicated parts, by name, and an outline of the parts around them.
 
 Rules:
 
 1. Tensors have the names of torch's own checkpoints (`model.fc.weight`, `optimizer.state.fc.weight.exp_avg`), free of
    the wrappers of DDP and `torch.compile`. `torch.distributed.checkpoint.load` reads them without taskd.
-2. What is no tensor stands in the outline exactly as it was: torch's format turns integer keys into strings.
-3. Parameters and optimizer state are equal on all ranks of a replica set: each offers them, and torch divides the
-   writing. Buffers may differ (BatchNorm), and DDP takes those of rank 0: the set's first alone offers them, and all
-   that is neither. What is sharded each rank offers as it has it.
-4. An optimizer is never stepped to see its state, as torch's `get_optimizer_state_dict` does where there is none yet.
-5. Nothing is put into the parts before all has been read.
+2. Other values are in the outline exactly as they were, because torch's format turns integer keys into strings.
+3. Parameters and optimizer state are equal on all ranks of a replica set: each rank offers them, and torch divides the
+   writing. Buffers may differ (BatchNorm), and DDP uses those of rank 0. So only the set's first rank offers them, and
+   all that is neither. Of a sharded value each rank offers its part.
+4. An optimizer is never stepped to read its state. torch's `get_optimizer_state_dict` does that if there is none yet.
+5. Nothing is put into the parts before everything has been read.
 """
 
 import functools
@@ -39,7 +39,7 @@ class Leaf:
     """A piece of a part's state.
 
     Attributes:
-        path: where it stands in the state.
+        path: its place in the state.
         value: a tensor, or anything else.
         shared: whether it is equal on all ranks, or divided among them: each rank offers it.
         listed: whether it has a name in torch's checkpoint even if it is no tensor.
@@ -53,14 +53,14 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Content:
-    """What one rank has for a checkpoint.
+    """One rank's content for a checkpoint.
 
     Attributes:
-        outline: encoded.
-        entries: what it offers to write, by name.
-        tensors: all that it has, by the names of `entries` before they were changed.
-        listed: what has a name although it is no tensor.
-        size_bytes: of all tensors, of sharded ones the whole.
+        outline: the encoded outline.
+        entries: values that it offers to write, by name.
+        tensors: all its tensors, by their own names, even if they are renamed in `entries`.
+        listed: values that have a name although they are no tensors.
+        size_bytes: size of all tensors, of sharded ones the whole size.
     """
 
     outline: bytes
@@ -74,14 +74,14 @@ def collect(parts: Parts, *, is_first: bool, lists: bool, renamed: Mapping[str, 
     """Return the content of the replicated parts, with the tensors themselves, not copies of them.
 
     Args:
-        parts: those of the state.
-        is_first: this rank offers what may differ within its replica set.
-        lists: it offers what is no tensor.
-        renamed: tensors that are to have another name than their own.
+        parts: parts of the state.
+        is_first: this rank offers values that may differ within its replica set.
+        lists: it offers listed values, which are no tensors.
+        renamed: new names of tensors, by their own names.
 
     Raises:
-        CheckpointError: a trainer's adapter tells the state of a part.
-        Whatever a part's `state_dict()` raises.
+        CheckpointError: a trainer's adapter reads the state of a part (`OwnState`).
+        Exception: any exception of a part's `state_dict()`.
     """
     _refuse_told(parts)
     entries: Entries = {}
@@ -111,7 +111,7 @@ class Draft:
     Args:
         parts: the parts for which it is meant; they are not changed before `put`.
         outline: what `collect` encoded, decoded.
-        of_stage: the parts may be those of a pipeline's stage: what they do not have is left out.
+        of_stage: the parts may be those of a pipeline's stage; values that they do not have are left out.
 
     Attributes:
         targets: the tensors to be filled, by name.
@@ -140,7 +140,7 @@ class Draft:
         """Load the filled state into the parts.
 
         Raises:
-            Whatever a part's `load_state_dict()` raises.
+            Exception: any exception of a part's `load_state_dict()`.
         """
         from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
@@ -173,7 +173,7 @@ class Draft:
         name, dtype, shape = body
         if name not in self.targets:
             if _is_sharded(own) and list(own.shape) == shape:
-                self.targets[name] = torch.empty_like(own, dtype=tree.dtype_of(dtype))  # the shards of here
+                self.targets[name] = torch.empty_like(own, dtype=tree.dtype_of(dtype))  # sharded as on this rank
             else:
                 self.targets[name] = torch.empty(shape, dtype=tree.dtype_of(dtype))
         return self.targets[name]
@@ -226,7 +226,7 @@ def _optimizer_leaves(optimizer: torch.optim.Optimizer, modules: list[torch.nn.M
 def _optimizer_state(
     name: str, optimizer: torch.optim.Optimizer, modules: list[torch.nn.Module], values: list[tuple[Path, Any]]
 ) -> dict[str, Any]:
-    """Return what `optimizer.load_state_dict` takes: numbers for the names, in the order of this optimizer."""
+    """Return the argument for `optimizer.load_state_dict`: numbers for the names, in the order of this optimizer."""
     fqns = _fqns(optimizer, modules)
     numbers = {fqn: index for index, fqn in fqns.items()}
     state: dict[Any, dict[Any, Any]] = {}
@@ -254,7 +254,7 @@ def _optimizer_state(
 
 
 def _known_here(rows: Rows, own: Mapping[Any, Any], part: Any) -> Iterator[tuple[Path, Any]]:
-    """What is of parameters and buffers of these names, or of none."""
+    """Yield the rows of parameters and buffers with the names in `own`, and the rows that belong to none."""
     for path, value in rows:
         match path:
             case [name] if isinstance(part, torch.nn.Module):
@@ -305,7 +305,7 @@ def _names(module: torch.nn.Module) -> dict[torch.nn.Parameter, str]:
 
 
 def _indexed(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, torch.nn.Parameter]]:
-    """Number the parameters as `optimizer.state_dict()` does."""
+    """Return an iterator over the parameters with their numbers in `optimizer.state_dict()`."""
     return enumerate(parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
@@ -324,7 +324,7 @@ def _is_sharded(value: Any) -> TypeGuard[torch.Tensor]:
 
 
 def _subject(path: Path) -> str | int | None:
-    """The parameter of which a leaf is the state, if it is of one."""
+    """Return the name of the parameter or buffer that a leaf belongs to; None if it belongs to none."""
     if len(path) == 1:
         return path[0]
     return path[1] if path and path[0] == "state" else None

@@ -1,14 +1,15 @@
-"""The directories of checkpoints: how they are named, when one is complete, and how one comes into being.
+"""The directories of checkpoints: their names, their creation, and the check that one is complete.
 
 Rules:
 
 1. A checkpoint is written under a hidden name that ends in `.partial`. It is renamed to `step-N` once all its files are
    on the disk, with a manifest (`taskd.json`) that names each of them and its size.
-2. What is there already is never replaced or removed: where the name is taken, it is `step-N.1` and so on.
-3. A directory without a readable manifest, or whose files are not what the manifest says, is broken and is passed over.
-4. Whoever gives up renames the partial directory before removing it: then nobody can complete it any more.
-5. Folders are made with mode 0700, files with 0600: in the folder that was opened, and never through a link.
-6. What is read may be somebody else's. It is a file, or leads to one: no pipe or device is waited for, or even opened.
+2. Existing files and folders are never replaced or removed. If the name is taken, it is `step-N.1` and so on.
+3. A directory without a readable manifest, or with files that differ from it, is broken and is passed over.
+4. A rank that gives up renames the partial directory before it removes it, so nobody can complete it any more.
+5. Folders are made with mode 0700, files with 0600, in the folder that was opened and never through a link.
+6. A path to read may be somebody else's. It must be a file or lead to one; a pipe or device is never opened or waited
+   for.
 """
 
 import contextlib
@@ -37,25 +38,25 @@ MANIFEST = "taskd.json"
 OUTLINE = "parts.msgpack"
 INDEX = ".metadata"
 MOST_MANIFEST_BYTES: Final = 64 << 20
-"""What the files of a million ranks take."""
+"""Room for the files of a million ranks."""
 MOST_INDEX_BYTES: Final = 1 << 30
 MOST_OTHER_BYTES: Final = 4 << 30
-"""What msgpack holds in one piece."""
+"""The most that msgpack holds in one piece."""
 _NAME = re.compile(r"step-(\d+)(?:\.(\d+))?")
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a file system that cannot sync directories
 _KINDS = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 FileName = Annotated[str, Meta(max_length=255, pattern=r"\A(?:[A-Za-z0-9_][A-Za-z0-9_.-]*|\.metadata)\Z")]
-"""In the checkpoint's own directory."""
+"""Name of a file in the checkpoint's own directory."""
 
 
 class StateSet(msgspec.Struct, frozen=True):
     """Ranks that held the same part of the state.
 
     Attributes:
-        name: of that part, as `shards.name_of` gives it.
-        ranks: those in the job that lived.
+        name: name of that part, as `shards.name_of` gives it.
+        ranks: their ranks in the job; lost ranks are left out.
         outline: the file that describes the part.
     """
 
@@ -65,16 +66,16 @@ class StateSet(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `taskd.json` says of its checkpoint.
+    """Content of `taskd.json`, which describes its checkpoint.
 
     Attributes:
         identity: 14 hexadecimal digits that no other checkpoint has.
         written_at: time of writing, ISO 8601 in UTC.
-        versions: of taskd, torch and Python.
+        versions: versions of taskd, torch and Python.
         parts: the type of each part, by its name.
         files: size in bytes of every other file, by its name.
-        sets: those whose ranks held different parts of the state; none where all held the same.
-        job_size: ranks of the whole job, of which `world_size` have written; 0 where nobody has said it.
+        sets: sets of ranks that held different parts of the state; none if all ranks held the same.
+        job_size: ranks of the whole job, of which `world_size` have written; 0 if that is not recorded.
     """
 
     format: int
@@ -101,14 +102,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class CheckpointPath:
-    """Where a checkpoint is to be: its final name, and the partial one; None if it is there already."""
+    """Paths for a new checkpoint: the final one, and the partial one; None if the checkpoint exists already."""
 
     final: Path
     partial: Path | None
 
 
 def position_file(rank: WorldRank) -> str:
-    """Name of the file that holds the random numbers and data position of `rank`."""
+    """Return the name of the file that holds the random numbers and data position of `rank`."""
     return f"position-{rank}.bin"
 
 
@@ -133,7 +134,7 @@ def _names(directory: Path, step: int) -> Iterator[Path]:
 
 
 def _make(directory: Path) -> None:
-    """With all that leads to it: `Path.mkdir` would leave those open to whomever the umask allows."""
+    """Make a directory and its parents with mode 0700. `Path.mkdir` would leave the parents to the umask."""
     try:
         directory.mkdir(0o700)
     except FileNotFoundError:
@@ -145,7 +146,7 @@ def _make(directory: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether it is of whom our own new files belong to: another's word that the state is safe counts nothing."""
+    """Return whether the owner of our own new files owns it. Another user's checkpoint does not make the state safe."""
     return path.lstat().st_uid == owner_of_new_files(path.parent)
 
 
@@ -153,7 +154,7 @@ def complete(folder: OwnFolder, manifest: Manifest) -> Path:
     """Write the manifest, bring everything to the disk and rename the directory into place. Raises OSError.
 
     Returns:
-        That place: another one than was found free before, if something has come to stand there meanwhile.
+        The final path. It is not the reserved one if that has been taken meanwhile.
     """
     write(folder, MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
     _sync_directory(folder.path)
@@ -193,12 +194,12 @@ def write(folder: OwnFolder, name: str, data: bytes) -> None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError, also if there is anything else."""
+    """Open a file for reading. Raises OSError, also if the path is no file."""
     return open_record(path, _expect_file)
 
 
 def read(path: Path, most_bytes: int) -> bytes:
-    """The content of a file. Raises OSError, also if it has more bytes than that."""
+    """Return the content of a file. Raises OSError, also if it has more than `most_bytes`."""
     with open_file(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         if size_bytes > most_bytes:
@@ -213,12 +214,12 @@ def _expect_file(known: os.stat_result, path: Path) -> None:
 
 
 def sizes(folder: OwnFolder, names: Iterable[str]) -> dict[str, int]:
-    """Size in bytes of each of these files. Raises OSError if one is missing."""
+    """Return the size in bytes of each of these files. Raises OSError if one is missing."""
     return {name: os.stat(name, dir_fd=folder.descriptor).st_size for name in names}
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """Return what is named like a checkpoint in `directory`, without looking into it. Raises OSError."""
+    """Return the paths in `directory` that are named like checkpoints, without reading them. Raises OSError."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:  # nothing has ever been written there
@@ -246,7 +247,7 @@ def inspect(path: Path) -> Checkpoint | str:
 
 
 def decode(data: bytes) -> Manifest | str:
-    """Return the manifest that is encoded so, or why it is none, in one line."""
+    """Return the decoded manifest, or why it is none, in one line."""
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:

@@ -1,10 +1,10 @@
-"""Where the tensors of a checkpoint lie, by torch's index of it (`.metadata`).
+"""Places of a checkpoint's tensors in its files, from torch's index (`.metadata`).
 
 Rules:
 
-1. Only what is wanted is looked at, and all of that is checked: the shape, that the pieces fill it, and that each lies
-   within a file which the manifest names.
-2. What torch has written as an object, and would unpickle, is nobody's tensor: torch is never told of it.
+1. Only entries of the wanted tensors are read, and all of these are checked. The shape must match, the pieces must fill
+   it, and each piece must lie within a file that the manifest names.
+2. Values that torch has written as objects, and would unpickle, are no wanted tensors. torch never gets their places.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,14 +20,14 @@ _STORED: Final = "torch.distributed.checkpoint.filesystem._StorageInfo"
 
 
 class WantedTensor(NamedTuple):
-    """A tensor that is to be read."""
+    """Description of a tensor to read."""
 
     shape: tuple[int, ...]
     item_bytes: int
 
 
 class Piece(NamedTuple):
-    """A part of a tensor, and where it lies."""
+    """A part of a tensor, and its place in a file."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
 
 
 def find(index: bytes, wanted: Mapping[str, WantedTensor], files: Mapping[str, int]) -> dict[str, list[Piece]]:
-    """Return the pieces of each tensor that is wanted.
+    """Return the pieces of each wanted tensor.
 
     Args:
         index: the content of `.metadata`.
@@ -45,7 +45,7 @@ def find(index: bytes, wanted: Mapping[str, WantedTensor], files: Mapping[str, i
         files: the size of each file in bytes, by name.
 
     Raises:
-        RestoreError: it cannot be read, or a tensor is not there as it is wanted.
+        RestoreError: the index cannot be read, or a wanted tensor is missing or different.
     """
     root = _fields(read_pickle(index), f"{_METADATA}.Metadata")
     stored = {}
@@ -102,7 +102,7 @@ def _check(name: str, piece: Piece, want: WantedTensor, files: Mapping[str, int]
 
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
-    """The attributes of an object of that class."""
+    """Return the attributes of an object of class `kind`."""
     if type(value) is not Made or value.name != kind:
         raise RestoreError(f"found no {kind.rpartition('.')[2]} where one has to be")
     return {key: its for key, its in _pairs(value.state) if type(key) is str}

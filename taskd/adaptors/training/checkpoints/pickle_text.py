@@ -1,15 +1,14 @@
-"""A pickle, read as text is read: nothing in it is imported, called, compared or hashed.
+"""A reader of pickles as plain data: nothing in a pickle is imported, called, compared or hashed.
 
-torch's index of a checkpoint is a pickle, and unpickling is running what the file says. Here its operations are
-followed with nothing behind them.
+torch's index of a checkpoint is a pickle, and unpickling runs whatever the file contains. Here its operations are
+followed without any effect.
 
 Rules:
 
-1. What stands for an object of torch's becomes a `Made`: a name, its arguments, its state. A dictionary becomes
-   `Pairs`.
+1. An object of torch's becomes a `Made`: a name, its arguments, its state. A dictionary becomes `Pairs`.
 2. Only operations that pickle has used since its protocol 4 are known, and only names that an index of torch has.
-   Anything else is refused, with what it is.
-3. Nothing is nested for whoever reads the result, who takes out what he expects, to a depth that he knows.
+   Anything else is rejected, and the error names it.
+3. Callers need no recursion over the result: they take out the values that they expect, to a depth that they know.
 """
 
 import re
@@ -36,19 +35,19 @@ _STOP: Final = ord(".")
 
 
 class Pairs(list[Any]):
-    """A dictionary as it was written, values after keys, which may be anything, and come twice."""
+    """A dictionary as it was written: each key followed by its value. Keys may be of any kind, and may occur twice."""
 
 
 @dataclass(slots=True)
 class Name:
-    """What is called or made: a class or a function, by its module and name."""
+    """A class or function that the pickle calls, by its module and name."""
 
     full: str
 
 
 @dataclass(slots=True)
 class Made:
-    """What a class or function would have made of these."""
+    """The object that a class or function would have made from these arguments and this state."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -56,10 +55,10 @@ class Made:
 
 
 def read_pickle(data: bytes) -> Any:
-    """Return what the pickle stands for: plain values, lists, tuples, `Pairs`, `Name` and `Made`.
+    """Return the content of the pickle: plain values, lists, tuples, `Pairs`, `Name` and `Made`.
 
     Raises:
-        RestoreError: it is damaged, or does what no index of torch's does.
+        RestoreError: it is damaged, or has an operation or name that no index of torch has.
     """
     codes = iter(data)
     machine = _Machine(codes)
@@ -86,7 +85,7 @@ class _Machine:
         self._marks: list[int] = []
 
     def steps(self) -> dict[int, Callable[[], object]]:
-        """What each operation does. There are a few hundred thousand in the index of a large model."""
+        """Return the function of each operation. The index of a large model has a few hundred thousand operations."""
         stack, marks, number, text = self.stack, self._marks, self._number, self._text
         memo: list[Any] = []
         push, pop, take = stack.append, stack.pop, self._codes.__next__
@@ -120,7 +119,7 @@ class _Machine:
             "R": lambda: push(_made(pop(-2), pop())),
             "b": lambda: _build(stack[-2], pop()),
             "\x80": take,  # the protocol
-            "\x95": lambda: number(8),  # the length of a frame, which says nothing of its content
+            "\x95": lambda: number(8),  # the length of a frame, which is not needed
         }
         return {ord(code): step for code, step in steps.items()}
 

@@ -1,9 +1,9 @@
-"""`Ranks`: the processes that write or load one checkpoint together, and how they tell each other what went wrong.
+"""`Ranks`: the processes that write or load one checkpoint together, and their exchange of failures.
 
 Rules:
 
-1. Ranks tell each other of a failure before the next phase begins, so that nobody waits for one that gave up.
-2. Where there is no default group, this process is the only rank.
+1. Ranks report a failure to each other before the next phase begins, so nobody waits for a rank that gave up.
+2. If there is no default group, this process is the only rank.
 3. torch's collectives of objects need numpy; those of tensors, which are used here, do not.
 """
 
@@ -26,8 +26,8 @@ T = TypeVar("T")
 OF_PARTS = (RuntimeError, ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RestoreError)
 
 
-class RankFailures(Exception):  # noqa: N818 - it is what several ranks have met, not an error of its own
-    """At least one rank could not do its part. `by_rank` says who, and why."""
+class RankFailures(Exception):  # noqa: N818 - a collection of several ranks' failures, not an error of its own
+    """Failures of at least one rank to do its part. `by_rank` has the reason of each."""
 
     def __init__(self, by_rank: dict[WorldRank, str]) -> None:
         super().__init__("; ".join(f"rank {rank}: {why}" for rank, why in sorted(by_rank.items())[:3]))
@@ -35,7 +35,7 @@ class RankFailures(Exception):  # noqa: N818 - it is what several ranks have met
 
 
 class Ranks:
-    """The ranks of the default group. Each method is collective, but for `warn`; RuntimeError if a rank has died."""
+    """The ranks of the default group. Each method except `warn` is collective; RuntimeError if a rank has died."""
 
     def __init__(self) -> None:
         self._together = dist.is_available() and dist.is_initialized()
@@ -43,7 +43,7 @@ class Ranks:
         self.size = dist.get_world_size() if self._together else 1
 
     def gather(self, mine: T) -> list[T]:
-        """Return what each rank gave."""
+        """Return the values of all ranks."""
         if not self._together:
             return [mine]
         own = _tensors([mine])[0]
@@ -52,7 +52,7 @@ class Ranks:
         return list(map(_object, everyone))
 
     def collect(self, mine: T) -> list[T]:
-        """Return what each rank gave on rank 0; nothing on the others."""
+        """Return the values of all ranks on rank 0, and an empty list on the others."""
         if not self._together:
             return [mine]
         own = _tensors([mine])[0]
@@ -61,7 +61,7 @@ class Ranks:
         return list(map(_object, everyone or []))
 
     def share(self, given: Sequence[T]) -> T:
-        """Return what rank 0 gives this one; the others give nothing."""
+        """Return the value that rank 0 gives to this rank. The `given` of other ranks is ignored."""
         if not self._together:
             return given[0]
         everyone = _tensors(given if self.rank == 0 else [None])
@@ -71,10 +71,10 @@ class Ranks:
         return mine
 
     def do(self, act: Callable[[], T]) -> T:
-        """Let each rank act, and return this one's own result.
+        """Run `act` on each rank, and return this rank's own result.
 
         Raises:
-            Failures: on all ranks, if it failed on one of them.
+            RankFailures: on all ranks, if it failed on one of them.
         """
         results, why = [], ""
         try:
@@ -89,17 +89,17 @@ class Ranks:
         return results[0]
 
     def agree(self, *numbers: int) -> bool:
-        """Tell whether all ranks gave the same numbers. A newcomer that sets itself up alone agrees with itself."""
+        """Return whether all ranks gave the same numbers. A newcomer whose set-up runs alone agrees with itself."""
         wanted = [*numbers, *(-number for number in numbers)]
         return self._lowest(wanted) == wanted
 
     def first(self, mine: bool) -> WorldRank | None:
-        """Return the lowest rank on which it is true; None if there is none."""
+        """Return the lowest rank on which `mine` is true; None if there is none."""
         (lowest,) = self._lowest([self.rank if mine else self.size])
         return WorldRank(lowest) if lowest < self.size else None
 
     def warn(self, message: str, *arguments: object) -> None:
-        """Warn once, not on each rank."""
+        """Log a warning on rank 0, and a debug message on the others."""
         _log.log(logging.WARNING if self.rank == 0 else logging.DEBUG, message, *arguments)
 
     def _lowest(self, numbers: list[int]) -> list[int]:
@@ -111,11 +111,11 @@ class Ranks:
 
 
 def _tensors(things: Sequence[object]) -> list[torch.Tensor]:
-    """Each as bytes, of one length on all ranks. Collective."""
+    """Return each thing as a tensor of its bytes, padded to one length on all ranks. Collective."""
     packed = list(map(pickle.dumps, things))
     room = max(size for (size,) in gather([max(map(len, packed))]))
     device = torch.device(c10d._get_object_coll_device())
-    # In a set-up that is replayed the room is the record's, and what does not fit is not looked at.
+    # In a replayed set-up `room` comes from the record, and a value that does not fit is never read.
     padded = [bytearray(data[:room].ljust(room, b"\0")) for data in packed]
     return [torch.frombuffer(data, dtype=torch.uint8).to(device) for data in padded]
 

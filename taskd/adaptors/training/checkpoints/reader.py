@@ -2,11 +2,11 @@
 
 Rules:
 
-1. torch reads no index: what `checkpoint_index` has found in it is handed over, tensors and nothing else. The tensors
-   themselves torch reads by `torch.load(weights_only=True)`.
-2. A file is made new, for this user alone, in the folder that was opened. What is read is a file: no pipe.
+1. torch reads no index. It gets the entries that `index` has found there, of tensors and nothing else. The tensors
+   themselves are read by torch with `torch.load(weights_only=True)`.
+2. A file is made new, for this user alone, in the folder that was opened. Only files are read, no pipes.
 
-Imported where a checkpoint is read or written: it takes seconds.
+This module is imported only where a checkpoint is read or written, because its import takes seconds.
 """
 
 import os
@@ -35,10 +35,10 @@ from taskd.runtime.folders.ownfolder import OwnFolder
 
 
 def reader(path: Path, targets: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> FileSystemReader:
-    """What reads these tensors of the checkpoint at `path`, whose files have these sizes.
+    """Return a reader of these tensors from the checkpoint at `path`, whose files have these sizes.
 
     Raises:
-        OSError, RestoreError: its index cannot be read, or is not of these tensors.
+        OSError, RestoreError: its index cannot be read, or does not have these tensors.
     """
     wanted = {name: WantedTensor(tuple(tensor.shape), tensor.element_size()) for name, tensor in targets.items()}
     try:
@@ -49,7 +49,7 @@ def reader(path: Path, targets: Mapping[str, torch.Tensor], sizes: Mapping[str, 
 
 
 def writer(folder: OwnFolder) -> FileSystemWriter:
-    """What writes into that folder."""
+    """Return a writer into the folder."""
     made = FileSystemWriter(folder.path)
     made.fs = _NewFiles(folder)
     return made

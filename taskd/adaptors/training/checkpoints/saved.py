@@ -1,12 +1,12 @@
-"""Checkpoints that a script has taskd write while it trains, and the way back to one in living processes.
+"""Checkpoints that taskd writes for a script during training, and the return to one in living processes.
 
 Rules:
 
-1. `save` is collective, and belongs behind a commit. Who comes out of it knows the checkpoint to be complete.
-2. Only those written since the resilient function was entered count for a way back: the script may have others, and
-   newer ones, of its own.
-3. At a fault that leaves nothing else all ranks read the same one, before any of them touches its state. A new process
-   is told by the others where it is.
+1. `save` is collective, and belongs after a commit. When it returns, the checkpoint is complete.
+2. Only checkpoints written since the resilient function was entered count for a return. The script may have others of
+   its own, even newer ones.
+3. At a fault that leaves nothing else, all ranks read the same checkpoint before any of them changes its state. A new
+   process gets its path from the others.
 """
 
 import os
@@ -24,14 +24,14 @@ from taskd.runtime.worker import worker
 
 
 def save(state: TrainState, path: "str | os.PathLike[str]") -> Path:
-    """Write the last committed step to the directory `path` as `step-N`; return where it is. `load_latest` finds it.
+    """Write the last committed step to the directory `path` as `step-N`; return its path. `load_latest` finds it.
 
-    Collective: all ranks call it behind the same commit, best by `state.after_commit(…, every=N)`. The directory is on
-    a disk that all nodes share. Where a fault leaves neither a replica nor copies of a rank's state, all ranks go back
-    to the newest checkpoint that was written so, without a restart.
+    Collective: all ranks call it after the same commit, best by `state.after_commit(…, every=N)`. The directory is on a
+    disk that all nodes share. A fault may leave neither a replica nor copies of a rank's state. All ranks then go back
+    to the newest checkpoint written by `save`, without a restart.
 
     Raises:
-        CheckpointError: a rank stands elsewhere, is within a step, cannot write, or died. Nothing is left under the
+        CheckpointError: a rank is at another step, is within a step, cannot write, or died. Nothing is left under the
             final name.
     """
     recovery, link = state._recovery, worker.current()
@@ -44,12 +44,12 @@ def save(state: TrainState, path: "str | os.PathLike[str]") -> Path:
 
 
 def go_back(recovery: StateRecovery, step: int) -> tuple[bytes, str]:
-    """Load the checkpoint of this step that the job has written; return this rank's position, and what is not exact.
+    """Load the job's own checkpoint of this step; return this rank's position, and a note on what is not exact.
 
     Collective over the default group.
 
     Raises:
-        RestoreError: it cannot be read, on this rank or another one; the state is untouched then.
+        RestoreError: it cannot be read, on this rank or another one. The state is untouched then.
     """
     ranks = Ranks()
     known = [saved for saved in ranks.gather(recovery.saved) if saved is not None and saved.step == step]
@@ -66,7 +66,7 @@ def go_back(recovery: StateRecovery, step: int) -> tuple[bytes, str]:
 
 
 def _read(recovery: StateRecovery, saved: SavedCheckpoint, ranks: Ranks) -> tuple[Draft, bytes] | str:
-    """All of it, and this rank's position; or why not."""
+    """Return the read state, not put into the parts yet, and this rank's position; or why they cannot be read."""
     chosen = files.inspect(Path(saved.path))
     if not isinstance(chosen, files.Checkpoint) or chosen.manifest.step != saved.step:
         return f"{saved.path}: {chosen if isinstance(chosen, str) else f'has step {chosen.manifest.step}'}"

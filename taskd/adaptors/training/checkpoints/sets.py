@@ -1,14 +1,14 @@
-"""The replica sets of a job whose ranks have different parts of the state, as its checkpoint has them.
+"""Replica sets in a checkpoint, for a job whose ranks have different parts of the state.
 
 Rules:
 
-1. The lowest rank of each set speaks for it. What is sharded (`DTensor`) needs nobody to: torch writes the pieces of
+1. The lowest rank of each set writes for it. Sharded tensors (`DTensor`) need no such rank: torch writes the pieces of
    one tensor under one name, whichever ranks have them.
-2. A tensor that is not sharded may be another one on each set: buffers, or a pipeline's stages that call theirs alike.
-   It stands in the checkpoint by its name, and for each set that has it otherwise than the first as `NAME@SET` too.
-3. Each set has an outline of its own where that differs. A rank that finds its own set again loads by that, and has
-   every bit back. Any other loads by all of them together (another mesh, fewer stages), as far as they do not
-   contradict each other.
+2. A tensor that is not sharded may differ from set to set: a buffer, or tensors of the same name in a pipeline's
+   stages. The checkpoint has the first set's tensor under its name, and those of sets that differ as `NAME@SET`.
+3. A set whose outline differs has an outline of its own. A rank that finds its own set loads by that set's outline, and
+   gets every bit back. Any other rank (another mesh, fewer stages) loads by all outlines together, as far as they do
+   not contradict each other.
 """
 
 import hashlib
@@ -33,18 +33,18 @@ from taskd.wire.text import line, name
 
 _MOST_EXACT_BYTES = 1 << 20
 _STAGE = "stage="
-"""In a set's name, where it is of a pipeline."""
+"""Part of a set's name if the set belongs to a pipeline."""
 
 
 @dataclass(frozen=True)
 class OwnSet:
-    """What one rank writes for its set.
+    """The content that one rank writes for its set.
 
     Attributes:
-        content: with the names that its tensors have in the checkpoint.
-        outline: the file that the content's outline belongs into, if this rank is to write it.
-        sets: all of them, for the manifest; none if there is one alone.
-        size_bytes: of all tensors of the job.
+        content: content with the names that its tensors have in the checkpoint.
+        outline: file for the content's outline, if this rank writes it.
+        sets: all sets, for the manifest; none if there is only one.
+        size_bytes: size of all tensors of the job.
     """
 
     content: Content
@@ -54,12 +54,12 @@ class OwnSet:
 
 
 def divide(recovery: StateRecovery, ranks: Ranks, slots: Sequence[JobRank]) -> OwnSet:
-    """Find the sets of these ranks, and what this one writes. Collective.
+    """Find the sets of these ranks, and the content that this rank writes. Collective.
 
-    `slots` are the ranks that they have in the job, in their order.
+    `slots`: the ranks that they have in the job, in their order.
 
     Raises:
-        RankFailures: a part's `state_dict()` has raised, on one of them.
+        RankFailures: a part's `state_dict()` has raised on one of them.
     """
     said = recovery.replicas
     replicas = [Replica(*one) for one in ranks.gather((said.name, said.weights))]
@@ -77,7 +77,7 @@ def divide(recovery: StateRecovery, ranks: Ranks, slots: Sequence[JobRank]) -> O
     content = ranks.do(lambda: collect(recovery.parts, is_first=speaks, lists=lists, renamed=renamed))
     shared = set(ranks.gather(sorted(content.tensors) if ranks.rank == speakers[0] else [])[speakers[0]])
     size_bytes = content.size_bytes
-    if own:  # what the first set writes too is not written twice, unless it is renamed
+    if own:  # tensors of the first set too are not written twice, unless they are renamed
         size_bytes -= sum(
             t.nbytes for n, t in content.tensors.items() if n in shared and n not in renamed and not is_part(t)
         )
@@ -98,7 +98,7 @@ def divide(recovery: StateRecovery, ranks: Ranks, slots: Sequence[JobRank]) -> O
 
 
 def _renamed(content: Content, ranks: Ranks, speakers: list[int], own: int) -> dict[str, str]:
-    """Other names for the tensors that an earlier set has otherwise, under the same. Collective."""
+    """Return new names for the tensors that differ from an earlier set's tensor of the same name. Collective."""
     mine: dict[str, str] = {}
     if ranks.rank in speakers:
         mine = {n: _print(tensor) for n, tensor in content.tensors.items() if not is_part(tensor)}
@@ -115,7 +115,7 @@ def _renamed(content: Content, ranks: Ranks, speakers: list[int], own: int) -> d
 
 
 def _print(tensor: torch.Tensor) -> str:
-    """Its fingerprint: one of a few bytes has one that no other has."""
+    """Return the tensor's fingerprint. Up to `_MOST_EXACT_BYTES`, no other tensor has the same."""
     if tensor.nbytes <= _MOST_EXACT_BYTES:
         digits = hashlib.blake2b(tree.bytes_of(tensor), digest_size=16).hexdigest()
     else:
@@ -124,7 +124,7 @@ def _print(tensor: torch.Tensor) -> str:
 
 
 def _list_all(listed: list[Mapping[str, Any]], content: Content) -> None:
-    """Name the parameters of all sets in the groups of the first one's optimizers: torch looks for them there."""
+    """Add the parameter names of all sets to the groups of the first set's optimizers, where torch searches them."""
     for its in listed:
         for key, names in its.items():
             known = content.entries.get(key)
@@ -133,9 +133,9 @@ def _list_all(listed: list[Mapping[str, Any]], content: Content) -> None:
 
 
 def own_outline(sets: Sequence[StateSet], name_here: str, rank: JobRank | None) -> str | None:
-    """The outline of the set that a rank is of; None if it is of none.
+    """Return the outline file of the set that a rank belongs to; None if it belongs to none.
 
-    `rank` is that in a job of the same size, None in one of another: it tells sets apart that have the same name.
+    `rank` is the rank in a job of the same size, None for another size. It distinguishes sets with the same name.
     """
     alike = [one for one in sets if one.name == name(name_here)]
     if len(alike) > 1:
@@ -144,11 +144,11 @@ def own_outline(sets: Sequence[StateSet], name_here: str, rank: JobRank | None) 
 
 
 def merged(outlines: Sequence[bytes], sets: Sequence[StateSet]) -> tuple[dict[str, Rows], list[str]]:
-    """All outlines as one, and what is of the first set alone, though others have it otherwise.
+    """Return all outlines as one, and the names of values taken from the first set although other sets differ.
 
     Raises:
-        CheckpointError: they are of the stages of a pipeline that call their tensors alike.
-        msgspec.DecodeError: one is damaged.
+        CheckpointError: outlines differ, and belong to pipeline stages or to several sets with the same name.
+        msgspec.DecodeError: an outline is damaged.
     """
     together: dict[str, dict[tuple[str | int, ...], Any]] = {}
     differing: dict[str, None] = {}

@@ -1,1 +1,1 @@
-"""Copies of a rank's state in shared memory, of its own node and of another, for a state that no other rank has."""
+"""Copies of a rank's state in the shared memory of its own node and of another one, if no other rank holds it."""

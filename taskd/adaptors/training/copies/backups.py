@@ -2,12 +2,13 @@
 
 Rules:
 
-1. A rank copies its state if no other rank holds the same, or if the script asks for it
-   (`TrainState(backup_every=N)`). Of ranks with the same state one on each node copies it; the others copy their data
-   position and random numbers only (`sharing.py`).
-2. Nothing is copied but while the training function runs; at a fault copying ends before this rank reports.
-3. Without room for copies the job trains on, and a warning says so. At a fault all start anew then; if other ranks
-   hold the state, only when all of them are lost. No copies are made if all start anew for another reason.
+1. A rank copies its state if no other rank holds the same, or if the script requests it
+   (`TrainState(backup_every=N)`). Of the ranks with the same state, one on each node copies it. The others copy only
+   their data position and random numbers (`sharing.py`).
+2. Copies are made only while the training function runs. At a fault copying ends before this rank reports.
+3. Without room for copies the job continues to train, and logs a warning. At a fault all ranks then start anew; if
+   other ranks hold the state, only when all of these are lost. If all start anew for another reason, no copies are
+   made.
 """
 
 import logging
@@ -40,7 +41,7 @@ from taskd.wire.text import line
 
 _log = logging.getLogger(__name__)
 _ALONE, _IN_PAIRS = 2, 4
-"""Copies for each rank of a node: two of its own state, and two of another's where there are several nodes."""
+"""Copies for each rank of a node: two of its own state, and two of another's if there are several nodes."""
 
 _WITH_OPTIMIZER = 3
 """Factor by which the first step of an optimizer may enlarge the state."""
@@ -48,15 +49,15 @@ _LEFT = "Its device does not answer; where there is none, please report this as 
 
 
 class Backups:
-    """Those of one rank, over all worlds.
+    """The copies of one rank, over all worlds.
 
     Args:
-        recovery: of the state.
-        link: to the agent, which is told that there are copies, and keeps the memory for them; without that there
-            are none.
-        refusals: told why there can be none.
+        recovery: recovery of the state.
+        link: link to the agent. It receives reports of the copies, and keeps their memory; without memory there are no
+            copies.
+        refusals: receives the reason if there can be no copies.
         section: number of the resilient function that is entered.
-        forbid: makes collectives of this thread raise an error with this text: not all ranks copy the state.
+        forbid: makes collectives of this thread raise an error with this text, since not all ranks copy the state.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Backups:
         rank, copies = link.config.rank, link.config.copies
         asked = recovery.backup_every
         self._whole = True
-        """The last copier copied the state, and not its position only."""
+        """True if the last copier copied the state and not only the position."""
         self._shared = asked is None and not any(alone(recovery.parts))
         if self._shared and name_of(recovery.parts):
             asked = 0  # each rank of a node may hold another part
@@ -79,9 +80,9 @@ class Backups:
         self._refusals, self._forbid = refusals, forbid
         self._link = link
         self._elsewhere = link.joins and not self._shared
-        """The next node keeps the copies too."""
+        """True if the next node keeps the copies too."""
         self._begun = link.joins
-        """All ranks may have copies of a step: of a process that joins, whom it replaces may know of them."""
+        """True if all ranks may have copies of a step. In a process that joins: its predecessor may have had them."""
         ranks = 1 if self._shared else link.config.per_node
         self.folder: CopyFolder | None = None
         if asked != 0 and copies:
@@ -93,35 +94,35 @@ class Backups:
         recovery.replicas.statistics = has_statistics(recovery.parts)
         self._hooks: list[RemovableHandle] = []
         self.behind = -1
-        """Step whose work behind the commit was interrupted on this rank; -1: none."""
+        """Step whose work after the commit was interrupted on this rank; -1: none."""
         self.tally = Tally()
-        """Of the present world, or of the last."""
+        """Tally of the present world, or of the last one."""
         if self.folder is not None:
             settle = self._settler()
             self._hooks = [optimizer.register_step_pre_hook(settle) for optimizer in recovery.parts.optimizers]
 
     @property
     def on(self) -> bool:
-        """Whether copies are made."""
+        """True if copies are made."""
         return self.folder is not None
 
     @property
     def next(self) -> int:
-        """The step whose commit is to be told of."""
+        """The step whose commit must call `due`."""
         return NEVER if self._copier is None else self._copier.next
 
     @property
     def keeps_own(self) -> bool:
-        """Whether each rank can copy its own state."""
+        """True if each rank can copy its own state."""
         return self.folder is not None and not self._refusals.of_newcomers
 
     def forget(self) -> None:
-        """Another training function is entered: what was copied before is of no use to it."""
+        """Erase the copies, because another training function is entered that has no use for them."""
         if self.folder is not None:
             self.folder.forget_after(-1)
 
     def held(self, paused: bool) -> StateHeld:
-        """What this rank has of the job's state, for a report; its copies if it is paused: else they change."""
+        """Return a report of this rank's part of the job's state. It lists copies only if paused: else they change."""
         saved = self._recovery.saved
         new = self._link.config.joins and self._recovery.commits <= 1
         inexact = "; ".join(filter(None, (self._recovery.inexact, compiled_anew() if new else "")))
@@ -139,9 +140,10 @@ class Backups:
         return replace(said, backs_up=backs_up, elsewhere=backs_up and self._elsewhere, copies=copies)
 
     def start(self, world: GroupWorld, kept: int, *, first: bool) -> None:
-        """Training begins in this world. `kept`: the newest step of which all ranks have copies; -1 without one.
+        """Start making copies, because training begins in this world.
 
-        `first`: the training function is entered for the first time; its first state is copied at once.
+        `kept`: newest step of which all ranks have copies; -1 without one. `first`: the training function is entered
+        for the first time, and its first state is copied at once.
         """
         if self.folder is None or self._refusals.of_newcomers:
             return
@@ -174,7 +176,7 @@ class Backups:
             self._copier.start()
 
     def stop(self) -> None:
-        """The training function was left."""
+        """Stop making copies, because the training function was left."""
         copier, self._copier, self._recovery.backups = self._copier, None, None
         if copier is None:
             return
@@ -185,16 +187,16 @@ class Backups:
             copier.folder.remove()
 
     def close(self) -> None:
-        """The training function was left for good. The copies are the agent's to remove."""
+        """Release everything, because the training function was left for good. The agent removes the copies."""
         held = self.held(False)
-        self._link.holding = lambda _paused: held  # what was trained can go
+        self._link.holding = lambda _paused: held  # keeps no reference to the trained state
         for hook in self._hooks:
             hook.remove()
         if self.folder is not None:
             self.folder.close()
 
     def due(self, step: int) -> None:
-        """`next` is committed."""
+        """Copy the state of `step`, the `next` one, because it is committed."""
         copier = self._copier
         if copier is not None:
             copier.due(step, self._take)
@@ -240,7 +242,7 @@ class Backups:
             forget()
 
     def _settler(self) -> Callable[..., None]:
-        """A function, so that an optimizer that has it can still be copied."""
+        """Return a plain function, so an optimizer that carries it can still be copied."""
 
         def settle(*_: object) -> None:
             copier = self._copier

@@ -8,7 +8,7 @@ class CopyWorld(NamedTuple):
     """A world in which copies are made.
 
     Attributes:
-        prefix: of its keys in the store.
+        prefix: prefix of its keys in the store.
         section: number of the resilient function that trains.
         key: returns the key of the job's ranks; None while it is unknown, "" if the job has none.
         state_key: names this rank's state; ranks of a node with the same name share one copy. "": each copies its own.

@@ -1,14 +1,14 @@
-"""The thread that makes copies: in rounds, one for each step that is copied, in which all ranks of the world take part.
+"""The thread that makes copies, in rounds: one for each copied step, with all ranks of the world.
 
 Rules:
 
-1. A round begins as the main thread commits its step, and ends when every rank has said how it has gone. The first rank
-   of the world counts them, and says for all whether the copies of this step are whole and which step is copied next.
-   So the copies of one step are whole on all ranks before any of those before them is written over: whenever processes
+1. A round begins when the main thread commits its step, and ends when every rank has reported its result. The first
+   rank of the world counts the results. It decides for all whether the copies of this step are whole and which step is
+   copied next. So a step's copies are whole on all ranks before any earlier copy is overwritten. Whenever processes
    die, there is a step of which all copies are left.
-2. A rank that has passed the next step before it has heard of it says so: there is no copy of that step.
-3. All of it is on this thread, the store's connection and the network too. The main thread puts down what changes
-   before the next optimizer step, and waits before that step until the rest is down (`Snapshot`).
+2. A rank may pass the next step before it has read its number. It then reports that it has no copy of that step.
+3. All of this runs on this thread, including the store's connection and the network. The main thread copies the values
+   that may change before the next optimizer step. Before that step it waits until the rest is copied (`Snapshot`).
 """
 
 import logging
@@ -52,10 +52,10 @@ _MEMORY_S: Final = 1.0
 _LONGER: Final = 1.1
 _MOST_PAUSE_S: Final = 0.5
 _PER_RANK_S: Final = 5e-5
-"""Ranks ask the store so seldom that it has this time for each."""
+"""Shortest interval between a rank's queries to the store, in seconds per rank of the world."""
 _GRACE_S: Final = 10.0
 _STOP_S: Final = 20.0
-"""How long `Copier.stop` waits for the thread: less than a paused rank is waited for (`Deadlines.pause_s`)."""
+"""Longest wait of `Copier.stop` for the thread, in seconds; less than that for a paused rank (`Deadlines.pause_s`)."""
 _STEP: Final = re.compile(r"[0-9]{1,20}")
 _ONE: Final = 1
 _FAILED: Final = 1 << 20
@@ -63,14 +63,14 @@ _OVER: Final = 1 << 40
 
 
 class Copier:
-    """Runs from `start` until `stop`.
+    """The maker of one rank's copies in one world, from `start` until `stop`.
 
     Args:
-        member: who this is.
-        folder: of this rank's copies.
+        member: this rank.
+        folder: folder of this rank's copies.
         every: steps from one copy to the next; 0: as often as costs no more than `SHARE`.
-        kept: the newest step of which all ranks have copies; -1 without one.
-        world: whose ranks take part.
+        kept: newest step of which all ranks have copies; -1 without one.
+        world: the world whose ranks take part.
         hooks: its callbacks.
     """
 
@@ -80,19 +80,19 @@ class Copier:
         self._member, self.folder, self._every = member, folder, every
         self.kept = kept
         self.next = NEVER
-        """The step whose commit the main thread is to tell of."""
+        """The step whose commit must call `due`."""
         self.snapshot = Snapshot()
         self.tally = Tally()
         self.whole = not member.earlier or not world.state_key
-        """This rank copies the state, and not its position only. Final once the first round has begun."""
+        """True if this rank copies the state and not only its position. Final once the first round has begun."""
         self.own, self.rests = False, bool(world.state_key)
-        """The state differs between replicas; no single death needs a copy."""
+        """`own`: the state differs between replicas. `rests`: no single death needs a copy."""
         self._step, self._refused, self._begun, self._due_at = hooks
         self._told: tuple[int, bool] | None = None
         self._first = -1
         self._over = ""
         self._stale: tuple[str, ...] = ()
-        """Keys of the round before the last: all have read them by now."""
+        """Keys of the round before, which all ranks have read by the end of the present one."""
         self._changed = threading.Condition()
         self._stopping = self._asking = self._left = self._taking = False
         self._world = world
@@ -101,7 +101,7 @@ class Copier:
 
     @property
     def near(self) -> Neighbours:
-        """Who keeps this rank's copies, and whose it keeps."""
+        """The rank that keeps this rank's copies, and the rank whose copies it keeps."""
         return self._member.near
 
     # ---- the main thread's side
@@ -140,17 +140,17 @@ class Copier:
         self.tally.stall_s += time.monotonic() - begun_s
 
     def settle(self) -> None:
-        """The optimizers are about to step: wait until what they change is put down."""
+        """Wait, before the optimizers step, until the tensors that they change are copied."""
         begun_s = time.monotonic()
         self.snapshot.wait()
         self.tally.stall_s += time.monotonic() - begun_s
 
     def stop(self) -> bool:
-        """End, within `_STOP_S`. No copy becomes whole any more afterwards.
+        """Stop within `_STOP_S`. No copy becomes whole any more afterwards.
 
         Returns:
-            Whether no copy changes any more either. Else the thread still runs, and may write to the memory of those
-            that are not whole: no other copier may use this folder.
+            True if no copy changes any more either. Otherwise the thread still runs, and may write to the memory of
+            copies that are not whole. Then no other copier may use this folder.
         """
         with self._changed:
             self._set_next(NEVER)
@@ -158,7 +158,7 @@ class Copier:
             self._changed.notify_all()
         end_s = time.monotonic() + _STOP_S
         thread = self._thread
-        while thread is not None and thread.is_alive() and not self._asking:  # the store may keep it: it writes nothing
+        while thread is not None and thread.is_alive() and not self._asking:  # it writes nothing while it asks
             thread.join(_LOOK_S)
             if time.monotonic() > end_s:
                 with self._changed:
@@ -170,7 +170,7 @@ class Copier:
     # ---- the thread
 
     def _asked(self, ask: Callable[[], T]) -> T:
-        """What the store, or a resolver, answers. Raises `CopyError` if `stop` was called: it has not waited."""
+        """Run a query to the store or a resolver. Raises `CopyError` if `stop` was called: it does not wait for one."""
         with self._changed:
             self._check()
             self._asking = True
@@ -185,7 +185,7 @@ class Copier:
             raise CopyError("told to stop")
 
     def _seal(self, file: CopyFile, head: CopyHead) -> None:
-        """A copy is whole. Raises `CopyError` if `stop` has not waited: the state may have changed meanwhile."""
+        """Make a copy whole. Raises `CopyError` if `stop` has given up: the state may have changed meanwhile."""
         with self._changed:
             if self._left:
                 raise CopyError("left behind")
@@ -212,7 +212,7 @@ class Copier:
             self._let_go(exchange)
 
     def _await_key(self) -> str:
-        """The key of the job's ranks. Without one every rank keeps its copies to itself, which is said once."""
+        """Wait for the key of the job's ranks. Without one a rank keeps its copies to itself, which is logged once."""
         end_s = time.monotonic() + CONNECT_S
         while (key := self._world.key()) is None:
             self._pause(_POLL_S)
@@ -230,12 +230,12 @@ class Copier:
         return key
 
     def _connect(self, key: str) -> Store:
-        """A connection of this thread's own: an answer that another thread waits for holds a connection up."""
+        """Open a connection for this thread alone, because a query of another thread blocks the connection it uses."""
         host, port = self._host, self._port
         own = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_ANSWER) if host else self._store
         prefix = f"{self._world.prefix}/copies/{self._world.section}"
         if key:
-            from taskd.runtime.links.identity import token  # as below
+            from taskd.runtime.links.identity import token  # imported late, as in `_between_nodes`
 
             prefix += f"/{token(key, self._world.name)}"
         return PrefixStore(prefix, own)
@@ -257,7 +257,7 @@ class Copier:
             exchange.close()
 
     def _tell(self, error: Exception) -> None:
-        """Mostly a peer is gone, which is a fault of its own: this world ends soon."""
+        """Log the error, unless the world ends soon: mostly a peer is gone, which is a fault of its own."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._stopping, _GRACE_S):
                 _log.warning("rank %d: no more copies are made until the next recovery: %s", self._member.rank, error)
@@ -284,7 +284,7 @@ class Copier:
 
     def _set_next(self, step: int) -> None:
         self.next = step
-        if not self._stopping:  # a later copier's may be due by then
+        if not self._stopping:  # a later copier may have set its own step by then
             self._due_at(step)
 
     def _await_commit(self) -> bool:
@@ -305,7 +305,7 @@ class Copier:
         self._over = "their memory was needed for something else"
 
     def _copy(self, step: int, exchange: "Exchange | None", taken: bool) -> bool:
-        """Finish the own copy, and take in the ward's; whether both are whole."""
+        """Finish the own copy, and receive the ward's; return whether both are whole."""
         begun_s = _busy_s(exchange)
         file = self.snapshot.complete() if taken else None
         head = None if file is None else CopyHead(
@@ -331,7 +331,7 @@ class Copier:
         return theirs if incoming.file is not None else None
 
     def _outcome(self, store: Store, step: int) -> int:
-        """Wait until all have said how it has gone; return the next step."""
+        """Wait until all ranks have reported their results; return the next step."""
         if self._member.first:
             self._decide(store, step)
         pauses = self._pauses()
@@ -363,7 +363,7 @@ class Copier:
         self._stale = (f"{step}/done", f"{step}/after")
 
     def _pauses(self) -> Iterator[float]:
-        """Between two questions to the store, each longer: a rank may be about something that takes its time."""
+        """Yield the pauses between queries to the store. They grow, because a rank may be busy with something long."""
         pause_s = max(_POLL_S, self._member.world_size * _PER_RANK_S)
         while True:
             yield pause_s
@@ -376,7 +376,7 @@ class Copier:
 
 
 def _after(said: bytes, step: int) -> tuple[bool, int]:
-    """Whether the copies of this step are whole, and the next step. Raises `CopyError`: anybody may have written it."""
+    """Return whether the copies are whole, and the next step. Raises `CopyError`: anybody may have written this."""
     whole, _, following = said.decode("ascii", "replace").partition(" ")
     if whole not in ("0", "1") or not _STEP.fullmatch(following) or not step < int(following) <= NEVER:
         raise CopyError(f"the store does not name the step that is copied after step {step}")
@@ -384,7 +384,7 @@ def _after(said: bytes, step: int) -> tuple[bool, int]:
 
 
 def _endpoint() -> tuple[str, int, Store]:
-    """Where the present world's store listens, or the store itself if it does not."""
+    """Return host and port of the present world's store, "" and 0 if it does not listen, and the store itself."""
     if not c10d.is_initialized():
         return "", 0, HashStore()
     store = inner = default_store()
@@ -396,5 +396,5 @@ def _endpoint() -> tuple[str, int, Store]:
 
 
 def _busy_s(exchange: "Exchange | None") -> float:
-    """Processor time of this thread, and of the connections that it has."""
+    """Return the processor time of this thread and of its connections, in seconds."""
     return time.thread_time() + (exchange.busy_s() if exchange is not None else 0.0)

@@ -1,12 +1,12 @@
-"""One copy of one rank's state: memory that the agent keeps, which `kill -9` does not harm, and nobody can cut.
+"""One copy of one rank's state, in memory that the agent keeps: `kill -9` does not harm it, and nobody can truncate it.
 
 Rules:
 
-1. The head is erased before the first byte changes, and written after the last: a file with a head is whole.
-2. Its memory is reserved as it is made. A full file system is an error then, and no SIGBUS in the midst of a step. The
-   agent's memory has no such limit: who has it grow looks first what is left (`CopyFolder.room`). A file in its place
-   may be cut: that costs the copy, and not the process.
-3. The head has the digest of the whole stream. Who loads a copy compares them; a damaged copy is erased.
+1. The head is erased before the first byte changes, and written after the last one. So a file with a head is whole.
+2. The memory is reserved when the copy is made. A full file system then raises an error, instead of a SIGBUS in the
+   middle of a step. The agent's memory has no such limit, so the free memory is checked before it grows
+   (`CopyFolder.room`). A file in its place may be truncated; that costs the copy, but not the process.
+3. The head holds the digest of the whole stream. It is compared when a copy is loaded, and a damaged copy is erased.
 """
 
 import mmap
@@ -30,10 +30,11 @@ _MOST_BYTES: Final = 1 << 50
 
 
 class CopyHead(msgspec.Struct, frozen=True):
-    """What a whole copy says of itself: whose state of which step, how many bytes, and the digest of all of them.
+    """Description of a whole copy: rank and step of the state, its size in bytes, and the digest of all of them.
 
     Attributes:
-        place: it holds that rank's data position and random numbers only; another rank of the node copies the state.
+        place: the copy holds only that rank's data position and random numbers; another rank of the node copies the
+            state.
         section: number of the resilient function that it belongs to.
         own: the state differs between replicas.
     """
@@ -48,10 +49,10 @@ class CopyHead(msgspec.Struct, frozen=True):
 
 
 class CopyFile:
-    """The memory of one copy, mapped into this process for as long as this, or a tensor of it, is there.
+    """The memory of one copy, mapped into this process while this object or a tensor of it exists.
 
     Raises:
-        OSError: it cannot be made or mapped; `ENOSPC` if there is no room.
+        OSError: the memory cannot be made or mapped; `ENOSPC` if there is no room.
     """
 
     def __init__(self, path: Path) -> None:
@@ -63,7 +64,7 @@ class CopyFile:
     # ---- the whole file
 
     def head(self) -> CopyHead | None:
-        """What it is a copy of; None if it is none, or not whole."""
+        """Return the head of a whole copy; None if there is no copy or it is not whole."""
         start = self._map[:16]
         length, check = int.from_bytes(start[8:12], "little"), int.from_bytes(start[12:16], "little")
         data = self._map[16 : 16 + length] if length <= HEAD_BYTES - 16 else b""
@@ -77,41 +78,41 @@ class CopyFile:
 
     @property
     def size_bytes(self) -> int:
-        """Size of its memory."""
+        """Size of the memory."""
         return len(self._map)
 
     def erase(self) -> None:
-        """It is no copy any more."""
+        """Erase the head: the memory is no copy any more."""
         self._map[:16] = bytes(16)
 
     def growth(self, size_bytes: int) -> int:
-        """How much more memory it takes with so many bytes behind the head."""
+        """Return how many bytes the memory must grow by to hold `size_bytes` behind the head."""
         return max(0, _in_pages(HEAD_BYTES + size_bytes) - len(self._map))
 
     def reserve(self, size_bytes: int) -> None:
-        """Have room for so many bytes behind the head. It is no copy any more. Raises `OSError`."""
+        """Erase the head and make room for `size_bytes` behind it. Raises `OSError`."""
         self.erase()
         if size_bytes > len(self._map) - HEAD_BYTES:
             self._map = self._mapped(HEAD_BYTES + size_bytes)
         self.position = 0
 
     def remove(self) -> None:
-        """Give the memory back. It is no copy any more."""
+        """Give the memory back to the system. It is no copy any more."""
         self._map.madvise(mmap.MADV_REMOVE)
 
     def seal(self, head: CopyHead) -> None:
-        """All bytes are there."""
+        """Write the head, because all bytes are there."""
         data = msgspec.msgpack.encode(head)
         self._map[16 : 16 + len(data)] = data
         check = zlib.crc32(data)
         self._map[:16] = _MAGIC + len(data).to_bytes(4, "little") + check.to_bytes(4, "little")
 
     def bytes(self, size_bytes: int) -> memoryview:
-        """The memory of the first so many bytes behind the head."""
+        """Return the memory of the first `size_bytes` behind the head."""
         return memoryview(self._map)[HEAD_BYTES : HEAD_BYTES + size_bytes]
 
     def tensor(self, start: int, size_bytes: int) -> torch.Tensor:
-        """The memory of some bytes behind the head."""
+        """Return the memory of `size_bytes` from `start` on behind the head, as a flat tensor of uint8."""
         whole = torch.frombuffer(self._map, dtype=torch.uint8)
         return whole[HEAD_BYTES + start : HEAD_BYTES + start + size_bytes]
 
@@ -127,16 +128,16 @@ class CopyFile:
         guard(memory)
         return memory
 
-    # ---- as a way of a stream
+    # ---- as the source of a stream
 
     @property
     def digest(self) -> str:
-        """That of the whole stream."""
+        """Digest of the whole stream; "" if there is no whole copy."""
         head = self.head()
         return head.digest if head is not None else ""
 
     def receive(self, tensor: torch.Tensor) -> Callable[[], None]:
-        """Fill a tensor with the next bytes, at once. Raises `ValueError` if there are no more."""
+        """Fill a tensor with the next bytes, at once. Raises `ValueError` if too few are left."""
         head = self.head()
         if head is None or self.position + tensor.nbytes > head.size_bytes:
             raise ValueError(f"the copy {self.path.name} ends before the state does")
@@ -150,4 +151,4 @@ def _in_pages(size_bytes: int) -> int:
 
 
 def _nothing() -> None:
-    """It is there already."""
+    """Do nothing: the bytes are there already."""

@@ -1,11 +1,12 @@
-"""How a copy comes to another node: one connection to the rank that keeps it, none of training's groups.
+"""Transfer of copies to another node, over a separate connection to the rank that keeps them, not training's groups.
 
 Rules:
 
-1. Sending and receiving go on at the same time: all ranks send at once, in a ring (`ring.py`).
-2. Both ends know each other by keys of the job's secret, of this world and of their ranks (`runtime/links/peers.py`).
-   A receiver compares whose state of which step has come. Without a secret there is no exchange.
-3. Every wait looks whether it is to end.
+1. Sending and receiving run at the same time, because all ranks send at once, in a ring (`ring.py`).
+2. Both ends authenticate each other by keys derived from the job's secret, this world and their ranks
+   (`runtime/links/peers.py`). A receiver checks rank and step of the received state. Without a secret there is no
+   exchange.
+3. Every wait checks whether it must end.
 """
 
 import socket
@@ -24,9 +25,9 @@ from taskd.runtime.links.peers import FRAME_BYTES, Ends, PeerLink
 from taskd.wire.kinds import JobRank
 
 _HELLO: Final = b"taskd copies 2"
-"""Named by both ends: another number is another protocol."""
+"""Greeting of both ends. Another number means another protocol."""
 _LOOK_S: Final = 0.02
-"""So long a wait does not look whether it is to end."""
+"""Interval at which a wait checks whether it must end, in seconds."""
 _MOST_ADDRESS_CHARS: Final = 100
 
 
@@ -36,16 +37,16 @@ class Exchange:
     Args:
         store: where the ranks of this world find one another.
         host: this rank's own address.
-        world: the name of this world, as all its ranks have it.
-        rank: this one.
+        world: name of this world, equal on all its ranks.
+        rank: this rank.
         near: its neighbours.
-        key: of the job's ranks.
-        stopped: whether to give up.
-        asked: returns what a question to the store gives, which may take as long as the store likes.
+        key: key of the job's ranks.
+        stopped: returns whether to give up.
+        asked: runs a query to the store and returns its result, however long the store takes.
 
     Raises:
-        CopyError: it was told to stop, or a neighbour does not come or sends what it should not.
-        LinkError: the network.
+        CopyError: a stop was requested, or a neighbour does not connect or sends something invalid.
+        LinkError: the network failed.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Exchange:
     def swap(
         self, step: int, head: CopyHead | None, outgoing: memoryview, room: Callable[[CopyHead], memoryview]
     ) -> CopyHead | None:
-        """Give the buddy a copy (None: there is none this time) and take the ward's into `room`; return its head."""
+        """Send the buddy a copy (None: no copy this time) and receive the ward's into `room`; return its head."""
         to_send: list[bytes | memoryview] = [msgspec.msgpack.encode(head)]
         if head is not None:
             to_send += [outgoing[at : at + FRAME_BYTES] for at in range(0, len(outgoing), FRAME_BYTES)]
@@ -91,15 +92,15 @@ class Exchange:
         return theirs
 
     def busy_s(self) -> float:
-        """Processor time that the connections have taken so far."""
+        """Return the processor time that the connections have taken so far, in seconds."""
         return self._link.busy_s()
 
     def close(self) -> None:
-        """End the connections. A second time nothing happens."""
+        """Close the connections. Idempotent."""
         self._link.close()
 
     def _head(self, frame: memoryview, step: int) -> CopyHead | None:
-        """What the ward's copy says of itself. Raises `CopyError` if it is not that rank's of this step."""
+        """Decode the head of the ward's copy. Raises `CopyError` if it is not that rank's copy of this step."""
         try:
             head = msgspec.msgpack.decode(frame, type=CopyHead | None)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -112,7 +113,7 @@ class Exchange:
         return head
 
     def _connect(self, store: Store, rank: JobRank, buddy: JobRank) -> None:
-        """Let the buddy in, and be let in by the ward."""
+        """Connect to the buddy, and wait for the ward's connection."""
         end_s = time.monotonic() + CONNECT_S
         self._asked(lambda: store.set(f"address/{rank}", str(self._link.address)))
         key = f"address/{buddy}"
@@ -144,11 +145,11 @@ class Exchange:
 
     def _pause(self, end_s: float, why: str) -> None:
         self._look(end_s, why)
-        time.sleep(_LOOK_S)  # between two looks at what another rank does
+        time.sleep(_LOOK_S)  # between two queries for another rank's entry
 
 
 def _put(frame: memoryview, into: memoryview) -> memoryview:
-    """Put one frame where it belongs; what is still empty. Raises `CopyError` if it has another length."""
+    """Store one frame; return the memory that is still empty. Raises `CopyError` if the frame has another length."""
     expected = min(FRAME_BYTES, len(into))
     if len(frame) != expected:
         raise CopyError(f"a frame of a copy has {len(frame)} bytes, expected {expected}")
@@ -157,7 +158,7 @@ def _put(frame: memoryview, into: memoryview) -> memoryview:
 
 
 def own_host(store_host: str) -> str:
-    """The address by which this node is reached from the store's. May take as long as a resolver likes."""
+    """Return the address of this node as seen from the store's host. It may take as long as a resolver does."""
     with socket.socket(socket.AF_INET6 if ":" in store_host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((store_host, 9))
         return str(probe.getsockname()[0])

@@ -1,15 +1,15 @@
-"""The copies that one rank of a node keeps: of its own state, and of those whose copies it was given.
+"""The copies that one rank of a node keeps: of its own state, and of other ranks' states that were sent to it.
 
 Rules:
 
-1. Two of each state, or of a rank's place where another rank of the node copies the state. The older one is written
-   over, or the one that is not whole; never the one that all ranks count on.
-2. Their memory belongs to the rank's place on its node and outlives its processes; the agent gives it back when the
-   rank starts anew without a state, and when it ends itself.
-3. The first two pieces of memory are for the rank's own state; each further two for the state of another rank. Where a
-   new one comes, it gets those without a copy that all ranks count on.
-4. The agent's memory has no limit of its own. Before the first copies, and whenever one is to grow, this looks whether
-   the memory is left. States of all ranks of a node mostly grow in one step: there must be as much for each.
+1. There are two copies of each state, or of a rank's position if another rank of the node copies the state. A new copy
+   overwrites the older one, or the one that is not whole. It never overwrites the copy that all ranks count on.
+2. Their memory belongs to the rank's place on its node and outlives its processes. The agent gives it back when the
+   rank starts anew without a state, and when the agent itself ends.
+3. The first two pieces of memory are for the rank's own state, and each further pair for the state of another rank. The
+   first copy of another rank gets a pair without a copy that all ranks count on.
+4. The agent's memory has no limit of its own. So the free memory is checked before the first copies, and whenever a
+   copy must grow. The states of a node's ranks mostly grow in the same step, so there must be enough memory for all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,10 +29,10 @@ class CopyFolder:
     """The copies of one rank.
 
     Args:
-        paths: of the memory that the agent keeps for them.
+        paths: paths of the memory that the agent keeps for them.
         own: the rank.
-        ranks: how many ranks of its node copy a state of this size.
-        asked: whether the script has asked for copies.
+        ranks: number of ranks on its node that copy a state of this size.
+        asked: whether the script has requested copies.
         section: number of the resilient function. Copies of another one are ignored.
     """
 
@@ -44,18 +44,18 @@ class CopyFolder:
         self._own, self.asked = own, asked
         self._section = section
         self._known_bytes = 0
-        """Copies of this size fit: that was seen before the first."""
+        """Size of copies for which the memory was checked before the first one."""
         self._open: dict[Path, CopyFile] = {}
 
     def shortage(self, size_bytes: int, each: int) -> str:
-        """Why there is no room for the first copies, `each` of every rank of this node; "" if there is."""
+        """Return why there is no room for the first copies, `each` of every rank of this node; "" if there is."""
         if any(self._files()):
             return ""
         self._known_bytes = size_bytes
         return shortage(self._pairs[0][0], size_bytes, each * self._ranks, asked=self.asked)
 
     def whole(self) -> tuple[StateCopy, ...]:
-        """Those that can be read."""
+        """Return the copies that can be read."""
         heads = (self._head(file) for file in self._files())
         found = {(head.of, head.step, head.place) for head in heads if head is not None}
         return tuple(StateCopy(of=of, step=step, place=place) for of, step, place in sorted(found))
@@ -65,7 +65,7 @@ class CopyFolder:
         return head if head is not None and head.section == self._section else None
 
     def expect(self, ranks: int) -> None:
-        """So many ranks of this node copy a state of this size: look for memory for all of them."""
+        """Set the number of ranks on this node that copy a state of this size. All of them need memory."""
         self._ranks = ranks
 
     def has_own(self) -> bool:
@@ -82,7 +82,7 @@ class CopyFolder:
         return None
 
     def room(self, of: JobRank, size_bytes: int, keep: int) -> CopyFile:
-        """The file for the next copy of a rank's state, which is none of step `keep`. Raises `OSError`."""
+        """Return the file for the next copy of a rank's state, not the one of step `keep`. Raises `OSError`."""
         files = [self._file(path) for path in self._pair(of, keep)]
         heads = [self._head(file) for file in files]
         steps = [-1 if head is None or head.of != of else head.step for head in heads]
@@ -100,7 +100,7 @@ class CopyFolder:
         return sum(file.size_bytes for file in self._files())
 
     def forget_after(self, step: int) -> None:
-        """All ranks have gone back to this step, or stand at it: what came after it never was."""
+        """Erase the copies of later steps, because all ranks have gone back to this step or are at it."""
         for file in self._files():
             head = file.head()
             if head is not None and head.step > step:
@@ -113,7 +113,7 @@ class CopyFolder:
         self._open.clear()
 
     def close(self) -> None:
-        """Let go of the files in this process."""
+        """Release the files in this process."""
         self._open.clear()
 
     def _files(self) -> Iterator[CopyFile]:
@@ -122,7 +122,7 @@ class CopyFolder:
                 yield self._file(path)
 
     def _pair(self, of: JobRank, keep: int) -> tuple[Path, ...]:
-        """The memory for copies of this rank's state. Raises `OSError`."""
+        """Return the paths of the memory for copies of this rank's state. Raises `OSError`."""
         if of == self._own:
             return self._pairs[0]
         held = {pair: [file.head() for path in pair if (file := self._known(path)) is not None] for pair in self._pairs}
@@ -142,11 +142,11 @@ class CopyFolder:
 
 
 class Incoming:
-    """Room for a copy that comes from another node, where there is none of step `keep`.
+    """Room for a copy from another node, in memory that does not hold the copy of step `keep`.
 
     Attributes:
-        file: where it lies; None as long as nothing has come.
-        missing: why there is no room for it. It is read all the same, and dropped: its sender is not held up.
+        file: file of the copy; None before anything has arrived.
+        missing: why there is no room for it. It is read and dropped all the same, to not hold up its sender.
     """
 
     def __init__(self, folder: CopyFolder, keep: int) -> None:
@@ -155,7 +155,7 @@ class Incoming:
         self.missing = ""
 
     def room(self, theirs: CopyHead) -> memoryview:
-        """Where it goes."""
+        """Return the memory for the copy."""
         try:
             self.file = self._folder.room(theirs.of, theirs.size_bytes, self._keep)
         except OSError as error:
@@ -165,7 +165,7 @@ class Incoming:
 
 
 def _is_begun(path: Path) -> bool:
-    """Whether something is there; not where it was given back, or the agent has gone."""
+    """Return whether the memory is in use: not if it was given back, or if the agent is gone."""
     with suppress(OSError):
         return path.stat().st_blocks > 0
     return False

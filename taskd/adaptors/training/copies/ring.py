@@ -1,7 +1,7 @@
-"""Which rank keeps whose copies.
+"""The ring of ranks that keep each other's copies.
 
-The *buddy* of a rank is the one of the same local rank on the next node of the world; whose buddy it is, is its *ward*.
-On one node there is none: a second copy there would not outlive what the first does not.
+The *buddy* of a rank keeps its copies: it has the same local rank on the next node of the world. The rank that it is
+the buddy of is its *ward*. On a single node there are none, because a second copy there would be lost with the first.
 """
 
 from collections.abc import Sequence
@@ -10,20 +10,25 @@ from typing import Final, NamedTuple
 from taskd.wire.kinds import JobRank
 
 CONNECT_S: Final = 60.0
-"""So long a rank waits for its neighbours."""
+"""Longest wait of a rank for its neighbours, in seconds."""
 
 
 class Neighbours(NamedTuple):
-    """Who keeps a rank's copies, and whose copies it keeps; None on one node."""
+    """The rank that keeps a rank's copies, and the rank whose copies it keeps; None on a single node."""
 
     buddy: JobRank | None
     ward: JobRank | None
 
 
 class Member(NamedTuple):
-    """One rank of a world: its rank in the job, whether it counts for all, how many there are, and its neighbours.
+    """One rank of a world.
 
-    `earlier`: the members of its node with lower ranks.
+    Attributes:
+        rank: its rank in the job.
+        first: whether it counts the results of all ranks.
+        world_size: number of ranks in the world.
+        near: its neighbours.
+        earlier: members of its node with lower ranks.
     """
 
     rank: JobRank
@@ -39,7 +44,7 @@ def earlier_on_node(rank: JobRank, members: Sequence[JobRank], per_node: int) ->
 
 
 def neighbours(rank: JobRank, members: Sequence[JobRank], per_node: int) -> Neighbours:
-    """Those of one rank of the job in a world of these members, of which each node has `per_node`."""
+    """Return the neighbours of a rank in a world of these members. Each node has `per_node` ranks of the job."""
     places = sorted({member // per_node for member in members})
     at = places.index(rank // per_node)
     before, after = (JobRank(places[(at + way) % len(places)] * per_node + rank % per_node) for way in (-1, 1))

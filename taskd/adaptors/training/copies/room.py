@@ -1,4 +1,4 @@
-"""Whether a node has room for the copies of its ranks' states: their memory is memory of the job too."""
+"""Room on a node for the copies of its ranks' states, whose memory counts as the job's memory too."""
 
 import errno
 import os
@@ -10,15 +10,16 @@ from taskd.runtime.system.memory import memory_of
 
 _GIB: Final = 1 << 30
 _LITTLE_BYTES: Final = 1 << 24
-"""Smaller copies are never given back."""
+"""Size below which copies are never given back."""
 _UNASKED: Final = 0.5
-"""Copies that the script has not asked for take no more than this share of the memory that is left."""
+"""Largest share of the free memory for copies that the script has not requested."""
 
 
 def shortage(memory_at: Path, size_bytes: int, count: int, *, asked: bool) -> str:
-    """Why there is no room for `count` copies of this size; "" if there is. Whether the script has `asked` for them.
+    """Return why there is no room for `count` copies of this size; "" if there is.
 
     `memory_at`: memory of the agent, which has no limit of its own, or a file, which has that of its file system.
+    `asked`: whether the script has requested the copies.
     """
     needed = size_bytes * count
     files = os.statvfs(memory_at)
@@ -34,7 +35,7 @@ def shortage(memory_at: Path, size_bytes: int, count: int, *, asked: bool) -> st
 
 
 def expect_memory(needed_bytes: int, *, asked: bool) -> None:
-    """Raise `OSError` if copies that grow by so much do not fit: the kernel would kill a process of the job."""
+    """Raise `OSError` if copies cannot grow by `needed_bytes`: the kernel would kill a process of the job."""
     left_bytes = _left_bytes()
     if needed_bytes > left_bytes * (1 if asked else _UNASKED):
         text = f"copies on this node grow by {needed_bytes / _GIB:.3g} GiB, the memory that is left is"
@@ -48,7 +49,7 @@ def is_pressed(held_bytes: int) -> bool:
 
 
 def nowhere(size_bytes: int) -> memoryview:
-    """Return what stands for memory of this size where there is none: a copy that comes is read, and dropped."""
+    """Return a stand-in for memory of this size if there is no room: an incoming copy is read and dropped."""
     return cast("memoryview", _Nowhere(size_bytes))
 
 
@@ -63,7 +64,7 @@ class _Nowhere:
         return _Nowhere(len(range(*part.indices(self._size_bytes))))
 
     def __setitem__(self, part: slice, content: memoryview) -> None:
-        """It is dropped."""
+        """Drop the content."""
 
 
 def _left_bytes() -> int:

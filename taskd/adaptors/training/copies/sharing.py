@@ -28,12 +28,12 @@ def copies_state(
     """Return whether no `earlier` rank of the node has this key, so that this rank copies the state.
 
     Args:
-        store: of the world.
-        rank: this one.
+        store: store of the world.
+        rank: this rank.
         earlier: lower ranks of its node.
-        key: of its state.
-        asked: returns the result of a question to the store; raises to end the wait.
-        pauses: each `next` waits until the store may be asked again; raises to end the wait.
+        key: key of its state.
+        asked: runs a query to the store and returns its result; raises to end the wait.
+        pauses: each `next` waits until the store may be queried again; raises to end the wait.
 
     Raises:
         CopyError: an earlier rank has written no key within `CONNECT_S`.

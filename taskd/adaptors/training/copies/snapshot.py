@@ -1,12 +1,13 @@
-"""One rank's state on its way into a copy: what is put down at the commit, and what may wait until the optimizers step.
+"""Snapshot of one rank's state for a copy: a part is copied in the commit, the rest before the optimizers step.
 
 Rules:
 
-1. Parameters and the states of optimizers change in the optimizers' steps alone: the copier's thread puts them down
-   while the next forward and backward pass run. Everything else (buffers, averages, random numbers, the data position)
-   is put down by the main thread in the commit.
-2. A tensor that has been written to meanwhile after all (its version tells) spoils the copy, and is told once.
-3. Of a tensor on an accelerator the thread's own stream waits for what the commit's stream has done till then.
+1. Parameters and optimizer states change only in the optimizers' steps. So the copier's thread copies them while the
+   next forward and backward pass run. The main thread copies everything else in the commit: buffers, averages, random
+   numbers and the data position.
+2. If such a tensor is written to meanwhile all the same (its version shows it), the copy is spoilt. This is logged
+   once.
+3. If tensors are on an accelerator, the thread's own stream waits for the earlier work of the commit's stream.
 """
 
 import errno
@@ -32,16 +33,16 @@ from taskd.wire.kinds import JobRank
 
 _log = logging.getLogger(__name__)
 _LATER_BYTES: Final = 64 * 1024
-"""Smaller tensors are put down at once."""
+"""Size below which tensors are copied in the commit."""
 
 
 class Snapshot:
-    """The newest of one rank; its memory is that of the file that becomes the copy."""
+    """The newest snapshot of one rank. Its memory is that of the file that becomes the copy."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self.place = False
-        """It holds the rank's data position and random numbers only."""
+        """True if it holds only the rank's data position and random numbers."""
         self._file: CopyFile | None = None
         self._seal = b""
         self._places: list[tuple[int, int]] = []
@@ -57,13 +58,13 @@ class Snapshot:
         self, recovery: StateRecovery, folder: CopyFolder, of: JobRank, keep: int, fits: Callable[[int], str],
         *, place: bool = False,
     ) -> None:  # fmt: skip
-        """Put down what may change before the optimizers step; with `place`, the rank's position only.
+        """Copy all values that may change before the optimizers step; with `place`, only the rank's position.
 
-        `fits` says why there is no room for copies of so many bytes, or "".
+        `fits` returns why there is no room for copies of that many bytes, or "".
 
         Raises:
-            OSError: there is no room for it.
-            TypeError, RuntimeError: the state has something that cannot be put down.
+            OSError: there is no room for the copy.
+            TypeError, RuntimeError: the state holds a value that cannot be copied.
         """
         manifest, tensors = (pack_place(recovery), []) if place else pack(recovery, everything=True)
         self.place, frame = place, Framed.of(manifest)
@@ -92,17 +93,17 @@ class Snapshot:
 
     @property
     def busy(self) -> bool:
-        """Whether something is not put down yet."""
+        """True while some tensors are not copied yet."""
         return not self._down.is_set()
 
     def wait(self) -> None:
-        """Until all is put down."""
+        """Wait until all tensors are copied."""
         self._down.wait()
 
     # ---- the copier's thread
 
     def complete(self) -> CopyFile | None:
-        """Put the rest down; return the file, None if something has changed meanwhile."""
+        """Copy the rest; return the file, or None if a tensor has changed meanwhile."""
         file, later = self._file, self._later
         try:
             with beside(self._ready):
@@ -123,28 +124,28 @@ class Snapshot:
         return None if spoilt else file
 
     def digest(self) -> str:
-        """Of the whole stream: what describes the tensors, and these as they were put down."""
+        """Return the digest of the whole stream: the description of the tensors, and the tensors as copied."""
         assert self._file is not None
         tensors = (self._file.tensor(at, size_bytes) for at, size_bytes in self._places if size_bytes)
         return digest(tensors, before=self._seal)
 
     def memory(self) -> memoryview:
-        """The whole stream."""
+        """Return the memory of the whole stream."""
         assert self._file is not None
         return self._file.bytes(self.size_bytes)
 
     def release(self) -> None:
-        """Nobody puts anything down any more: let who waits go on."""
+        """Release threads in `wait`, because nothing is copied any more."""
         self._down.set()
 
     def drop(self) -> None:
-        """Let go of the state's tensors."""
+        """Release the state's tensors and the file."""
         self._later, self._file, self._ready = [], None, None
         self._down.set()
 
 
 def _stepped(recovery: StateRecovery) -> Iterable[torch.Tensor]:
-    """What the optimizers change in their steps."""
+    """Yield the tensors that the optimizers change in their steps."""
     for optimizer in whole(recovery.parts.optimizers):
         if any(group.get("capturable") for group in optimizer.param_groups):
             continue  # a CUDA graph may replay its step without hooks: copy its tensors at once

@@ -1,1 +1,1 @@
-"""What a rank trains from: the exact place in its data loaders, its epochs, its share of the global batch."""
+"""Training data of a rank: the exact place in its data loaders, its epochs, its share of the global batch."""

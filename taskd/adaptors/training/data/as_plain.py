@@ -1,20 +1,21 @@
-"""The place of a data loader whose order and random numbers are to be exactly those that it has without taskd.
+"""The place of a data loader whose order and random numbers stay exactly those that it has without taskd.
 
-For trainers, which are compared with what they do without: a `LoaderPlace` draws from seeds of its own instead.
+Trainers use it, because their runs are compared with runs without taskd. A `LoaderPlace` draws from seeds of its own
+instead.
 
 Rules:
 
-1. An undisturbed pass is torch's own: nothing is seeded. What is put down as it begins are the states of the global
-   generators, of those that loader and samplers hold, and of stateful samplers; and before each batch that is loaded in
-   this process, those of the global generators.
-2. A process that lives on goes on with the iterator that it has: what that had loaded ahead, and its workers, are as
-   they were. Batches that were handed out since the last commit are handed out again.
-3. A new process makes the iterator again from what was put down, and skips what was handed out without loading it. What
-   the one before it had loaded ahead is loaded with the random numbers of then. The global generators are then where
-   they were as the iterator was asked for.
+1. An undisturbed pass is torch's own: nothing is seeded. As a pass begins, the states of these are recorded: the global
+   generators, the generators that loader and samplers hold, and stateful samplers. The states of the global generators
+   are also recorded before each batch that is loaded in this process.
+2. A process that survives goes on with its iterator. The workers, and the batches they had loaded ahead, are unchanged.
+   Batches that were handed out since the last commit are handed out again.
+3. A new process makes the iterator again from the record. It skips the batches that were handed out, without loading
+   them. Batches that its predecessor had loaded ahead are loaded with the random numbers of that time. Afterwards the
+   global generators stand where they stood at the call of `iter`.
 4. Not exact in a new process: a dataset that draws random numbers in worker processes, or is iterable and draws any; a
    sampler that draws from the global generators later than with its first index.
-5. `committed` is called after each commit: whatever was handed out by then has been trained with.
+5. `committed` is called after each commit: every batch that was handed out by then has been trained with.
 """
 
 import logging
@@ -40,25 +41,27 @@ from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 _log = logging.getLogger(__name__)
 _MARKS: Final = ("epoch", "iteration")
-"""Numbers by which samplers, and loaders of accelerate's, tell their passes apart."""
+"""Counters by which samplers, and loaders of accelerate's, distinguish their passes."""
 _BESIDE: Final = ("end_of_dataloader", "remainder")
-"""What those loaders tell of a batch."""
+"""Attributes that loaders of accelerate's set for each batch."""
 
 
 class PlainPass(msgspec.Struct, array_like=True):
     """One pass over the data.
 
     Attributes:
-        number: which pass, from 0; -1: none has begun.
-        handed: batches that were handed out.
-        over: whether all were.
-        loop: the epoch of `state.epochs()`, -1 outside of it.
-        globals: the states of the global generators as its iterator was asked for.
-        held: those of the generators that loader and samplers hold, then; once it is over, those now.
-        asked: those as the sampler was asked: ranks may have agreed on them in between.
-        marks: the numbers of loader and samplers, likewise.
-        states: of stateful samplers, encoded, likewise.
-        ahead: the states of the global generators before each batch was loaded that has not been trained with.
+        number: number of the pass, from 0; -1 before the first.
+        handed: number of batches that were handed out.
+        over: whether all batches were handed out.
+        loop: epoch of `state.epochs()`, -1 outside of it.
+        globals: states of the global generators when the iterator was requested.
+        held: states of the generators that loader and samplers hold, at that time; once the pass is over, the present
+            ones.
+        marks: counters of loader and samplers (`_MARKS`), at the same time as `held`.
+        states: states of stateful samplers, encoded, at the same time as `held`.
+        asked: states of the held generators when the sampler's first index was requested. Ranks may have agreed on
+            other states since `held`.
+        ahead: states of the global generators before each loaded batch that has not been trained with.
     """
 
     number: int = -1
@@ -74,16 +77,17 @@ class PlainPass(msgspec.Struct, array_like=True):
 
 
 class PlainPlace(PackedPosition):
-    """Keeps the place of one loader; a part of a training state that is each rank's own (`data=`).
+    """Place of one loader; a part of a training state that is each rank's own (`data=`).
 
     Args:
         loader: any `torch.utils.data.DataLoader`, or one of accelerate's.
 
     Attributes:
-        meter: is told what its batches cost.
-        epochs: those of the state, if the script loops over them: a pass that is over is not begun again in its epoch.
-        pass_: the present one.
-        memory: of the present pass.
+        meter: records the cost of its batches.
+        epochs: epochs of the state, if the script loops over them. A pass that is over does not begin again in its
+            epoch.
+        pass_: the present pass.
+        memory: memory of the present pass.
         samples: samples of its batches; None in a job without the self-check.
     """
 
@@ -95,11 +99,11 @@ class PlainPlace(PackedPosition):
         self._loader = weakref.ref(loader)
         self._rng = PackedRng()
         self.memory: PassMemory | None = None
-        self._packed: tuple[tuple[PassMemory, int, int] | None, bytes] = (None, b"")  # of where it stood then
+        self._packed: tuple[tuple[PassMemory, int, int] | None, bytes] = (None, b"")  # key and result of the last pack
         self._resume: PlainPass | None = None
         self._live: weakref.ref[PlainBatches] | None = None
-        self._kept: PlainBatches | None = None  # held until the next iterator is asked for
-        inner = getattr(loader, "base_dataloader", loader)  # accelerate's are made around one of torch's
+        self._kept: PlainBatches | None = None  # held until the next iterator is requested
+        inner = getattr(loader, "base_dataloader", loader)  # a loader of accelerate wraps one of torch
         self._in_process = not inner.num_workers
         self._iterable = isinstance(inner.dataset, IterableDataset)
         become(loader, _telling(class_of(loader)))
@@ -109,13 +113,13 @@ class PlainPlace(PackedPosition):
 
     @property
     def loader(self) -> Any:
-        """The loader; None if nobody has it any more."""
+        """The loader; None once nobody holds it any more."""
         return self._loader()
 
-    # What the state calls.
+    # Called by the state.
 
     def pack(self) -> bytes:
-        """Where it stands now."""
+        """Return the present place, encoded."""
         if self._resume is not None:
             return msgspec.msgpack.encode(self._resume)
         now, memory = self.pass_, self.memory
@@ -129,41 +133,41 @@ class PlainPlace(PackedPosition):
         return self._packed[1]
 
     def unpack(self, data: bytes) -> None:
-        """Go back to that with the next iterator. Raises `msgspec.DecodeError` for what is no place."""
+        """Resume at a packed place with the next iterator. Raises `msgspec.DecodeError` for data of another form."""
         self._resume = resume = msgspec.msgpack.decode(data, type=PlainPass)
         batches = self.batches
         covers = batches is not None and batches.goes_back_to(resume.handed)
         same = resume.number == self.pass_.number
         if same and resume.over and resume.loop < 0 and (batches is None or not batches.broken):
-            self._resume = None  # nothing was begun since
+            self._resume = None  # no pass has begun since
         elif not (same and covers):
             self._drop()
 
-    # What the trainer's adapter calls.
+    # Called by the trainer's adapter.
 
     def committed(self) -> None:
-        """A step is committed: batches that it was trained with are not handed out again."""
+        """Forget the batches that the committed steps were trained with: they are not handed out again."""
         batches = self.batches
         if batches is not None:
             batches.forget_before(self.pass_.handed)
 
     @property
     def goes_on(self) -> bool:
-        """Whether it was gone back within its pass, and its iterator goes on."""
+        """True if the place went back within its pass and the iterator goes on."""
         resume = self._resume
         return resume is not None and not resume.over and self._kept is not None
 
     @property
     def batches(self) -> "PlainBatches | None":
-        """The present iterator."""
+        """The present iterator; None if there is none."""
         if self._kept is not None:
             return self._kept
         return None if self._live is None else self._live()
 
-    # What the iterators call.
+    # Called by the iterators.
 
     def open(self) -> Steps:
-        """Return a new iterator, around one that the loader's own `__iter__` makes."""
+        """Return the iterator of the next or resumed pass. A new one wraps that of the loader's own `__iter__`."""
         resume, self._resume = self._resume, None
         kept = self._kept
         if resume is not None and resume.over and resume.loop == self.epochs.loop >= 0:
@@ -186,12 +190,12 @@ class PlainPlace(PackedPosition):
         return batches
 
     def keep(self, batches: "PlainBatches") -> None:
-        """The iterator is asked for the first time: it lives until there is another, whoever lets go of it."""
+        """Hold this iterator from its first batch until the next one is made, even if its user releases it."""
         self._kept = batches
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """An iterator that is made anew on one rank alone has nothing to agree on with the others."""
+        """Disable the loader's synchronization of generators: an iterator made anew on one rank has no peer for it."""
         loader = self._attributes()
         known = loader.get("rng_types")
         if known is not None:
@@ -204,12 +208,12 @@ class PlainPlace(PackedPosition):
 
     @property
     def beside(self) -> tuple[Any, ...]:
-        """What the loader tells of the batch that it has just given."""
+        """Attributes that the loader has set for its newest batch (`_BESIDE`)."""
         loader = self._attributes()
         return tuple(loader.get(name) for name in _BESIDE)
 
     def put_beside(self, told: tuple[Any, ...]) -> None:
-        """A batch is handed out again."""
+        """Set these attributes again for a batch that is handed out again."""
         loader = self._attributes()
         loader.update((name, value) for name, value in zip(_BESIDE, told, strict=True) if name in loader)
 
@@ -237,13 +241,13 @@ class PlainPlace(PackedPosition):
         return batches
 
     def _end_again(self, resume: PlainPass) -> "PlainBatches":
-        """What follows the loop over the batches is done again: there are none left."""
+        """Return an exhausted iterator: the code behind the loop over the batches runs again, with no batch left."""
         self._drop()
         self._put(resume)
         self.pass_ = resume
         loader: Any = self._loader()
         if "iteration" in vars(loader):
-            loader.iteration += 1  # as accelerate's do behind the last batch
+            loader.iteration += 1  # accelerate's loaders do so behind the last batch
         batches = PlainBatches(self, self._remember(resume.handed, []))
         self._hold(batches)
         batches.begin(iter(()))
@@ -255,7 +259,7 @@ class PlainPlace(PackedPosition):
 
     def _remember(self, skip: int, ahead: list[bytes], asked: Sequence[bytes] = ()) -> PassMemory:
         known = self._loader
-        held = lambda: [] if (loader := known()) is None else held_by(loader)  # noqa: E731 - it must not hold this place
+        held = lambda: [] if (loader := known()) is None else held_by(loader)  # noqa: E731 - must not hold this place
         self.memory = PassMemory(
             self._rng, held, skip, ahead, list(asked), in_process=self._in_process, iterable=self._iterable
         )
@@ -298,7 +302,7 @@ class PlainPlace(PackedPosition):
 
 
 class PlainIndices(Sampler[Any]):
-    """Stands where a loader's iterator expects its sampler."""
+    """Sampler that a loader's iterator gets in place of the loader's own."""
 
     def __init__(self, sampler: Any, place: PlainPlace) -> None:
         self._sampler = sampler
@@ -314,7 +318,7 @@ class PlainIndices(Sampler[Any]):
 
 @cache
 def _telling(kind: Any) -> type:
-    """A loader's class, with iterators that tell where they are."""
+    """Return a variant of a loader's class whose iterators record their place."""
 
     def opened(self: Any) -> Steps:
         steps: Steps = self._taskd_place.open()
@@ -325,7 +329,7 @@ def _telling(kind: Any) -> type:
 
 @cache
 def _asking(kind: Any) -> type:
-    """A loader's class, whose iterators ask for the indices that they are to load."""
+    """Return a variant of a loader's class whose iterators take their indices from the place."""
 
     def _index_sampler(self: Any) -> PlainIndices:
         return PlainIndices(kind._index_sampler.fget(self), self._taskd_place)

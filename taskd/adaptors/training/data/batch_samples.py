@@ -71,7 +71,7 @@ def _bytes_of(value: Any, depth: int) -> bytes:
             if found := _bytes_of(one, depth - 1):
                 return found
         return b""
-    if isinstance(value, UserDict):  # of Hugging Face's tokenizers
+    if isinstance(value, UserDict):  # the class of batches from Hugging Face's tokenizers
         value = value.data
     if type(value) is dict and value:
         return _bytes_of(value[max(value, key=str)], depth - 1)

@@ -1,17 +1,16 @@
-"""Counts of a loader's batches that go on where a pass goes on: `enumerate(loader)`, `zip(range(n), loader)`, `islice`.
+"""Counts of a loader's batches that resume with a pass: `enumerate(loader)`, `zip(range(n), loader)`, `islice`.
 
-After a recovery the loader goes on within its pass. Such a count would begin anew.
+After a recovery the loader resumes within its pass. Such a count would begin anew.
 
 Rules:
 
-1. Only calls that the reading of the training function has found go on counting (`proof/flow/iterating.py`). All others
-   are Python's own.
-2. A function that has such calls gets another code object, in which the names stand for the functions of this module.
-   They are variables of the function's module under names that no script has. Other functions keep `enumerate`.
-3. A new process reads the function only if its predecessor's place in the data says that there are such calls
-   (`Pass.is_mended`).
-4. The number of batches that were handed out before is added. The pass opens at `iter()`, or with the first batch if a
-   progress bar stands between.
+1. Only calls that the reading of the training function has found resume their count (`proof/flow/iterating.py`). All
+   other calls are Python's own.
+2. A function with such calls gets another code object, in which the names refer to the functions of this module. They
+   are variables of the function's module under names that no script has. Other functions keep `enumerate`.
+3. A new process reads the function only if its predecessor's place in the data requires it (`Pass.is_mended`).
+4. The number of batches that were handed out before is added to the count. The pass opens at `iter()`, or with the
+   first batch if a progress bar stands between.
 """
 
 import builtins
@@ -29,15 +28,15 @@ class Opened:
     """The newest pass that this process has begun or resumed.
 
     Attributes:
-        count: how many passes were opened so far.
-        handed: how many batches of the newest were handed out before.
+        count: number of passes that were opened so far.
+        handed: batches of the newest pass that were handed out before it was opened.
     """
 
     def __init__(self) -> None:
         self.count = self.handed = 0
 
     def note(self, handed: int) -> None:
-        """A pass is opened behind so many batches."""
+        """Record that a pass is opened behind `handed` batches."""
         self.count += 1
         self.handed = handed
 
@@ -50,9 +49,9 @@ class CountedCall(NamedTuple):
 
     Attributes:
         function: the outermost function whose code has the call.
-        name: what is called there.
+        name: name of the called function in the source.
         place: `file:line` of the call.
-        lines: from its first line to its last.
+        lines: lines of the call, from the first to the last.
         loader: the part whose batches it counts.
     """
 
@@ -64,11 +63,11 @@ class CountedCall(NamedTuple):
 
 
 _sites: Final[set[tuple[str, int]]] = set()
-"""File and line of each call that goes on counting."""
+"""File and line of each call that resumes its count."""
 
 
 def count_on(calls: Iterable[CountedCall]) -> None:
-    """Have these calls go on counting, from the next call of their functions on."""
+    """Have these calls resume their counts, from the next call of their functions on."""
     for call in calls:
         own = _PREFIX + call.name
         function: Any = call.function
@@ -81,7 +80,7 @@ def count_on(calls: Iterable[CountedCall]) -> None:
 
 
 def can_count_on(function: FunctionType, name: str) -> bool:
-    """Return whether calls by this name can go on counting: it is a variable of the function's module, or a builtin."""
+    """Return whether calls by this name can resume: it must be a variable of the function's module, or a builtin."""
     codes = [*_codes(function.__code__)]
     uses = [one for one in codes if name in one.co_names]
     is_counted = any(_PREFIX + name in one.co_names for one in codes)
@@ -89,7 +88,7 @@ def can_count_on(function: FunctionType, name: str) -> bool:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of those that are defined in it."""
+    """Yield the code of a function and of the functions that are defined in it."""
     yield code
     for one in code.co_consts:
         if isinstance(one, CodeType):
@@ -97,7 +96,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _renamed(code: CodeType, name: str, other: str) -> CodeType:
-    """Return a function's code, and of those that are defined in it, with another name for a global."""
+    """Return the code of a function with another name for a global, also in functions that are defined in it."""
     if not any(name in one.co_names for one in _codes(code)):
         return code
     return code.replace(
@@ -107,19 +106,19 @@ def _renamed(code: CodeType, name: str, other: str) -> CodeType:
 
 
 def _is_only_global(code: CodeType, name: str) -> bool:
-    """Return whether a name is read as a global, and is no attribute's too: `co_names` has one entry for both."""
+    """Return whether a name is read as a global and is no attribute too: `co_names` has one entry for both."""
     uses = [one for one in dis.get_instructions(code) if one.opcode in dis.hasname and one.argval == name]
     return bool(uses) and all(one.opname == "LOAD_GLOBAL" for one in uses)
 
 
 def _is_site() -> bool:
-    """Return whether the caller's caller stands at a call that goes on counting."""
+    """Return whether the caller's caller stands at a call that resumes its count."""
     frame = sys._getframe(2)
     return (frame.f_code.co_filename, frame.f_lineno) in _sites
 
 
 def _enumerate(iterable: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
-    """In place of `enumerate`."""
+    """Stand in for `enumerate`. A recorded call counts on behind the batches that were handed out before."""
     if not _is_site():
         return enumerate(iterable, start)
     count = opened.count
@@ -130,7 +129,7 @@ def _enumerate(iterable: Any, start: int = 0) -> Iterator[tuple[int, Any]]:
 
 
 def _later(iterator: Iterator[Any], start: int) -> Iterator[tuple[int, Any]]:
-    """Go over what opens the pass with its first batch, as tqdm's bar does."""
+    """Enumerate an iterator that opens the pass with its first batch, as tqdm's bar does."""
     count = opened.count
     first = [*itertools.islice(iterator, 1)]
     if first:
@@ -140,7 +139,7 @@ def _later(iterator: Iterator[Any], start: int) -> Iterator[tuple[int, Any]]:
 
 
 def _islice(iterable: Any, *bounds: Any) -> Iterator[Any]:
-    """In place of `islice(loader, stop)`."""
+    """Stand in for `islice(loader, stop)`. A recorded call counts the batches that were handed out before."""
     if not _is_site() or len(bounds) > 1 or bounds == (None,):  # a line may have a second slice
         return itertools.islice(iterable, *bounds)
     (stop,) = bounds
@@ -150,7 +149,7 @@ def _islice(iterable: Any, *bounds: Any) -> Iterator[Any]:
 
 
 def _zip(*iterables: Any, strict: bool = False) -> Any:
-    """In place of `zip`, of one loader with ranges."""
+    """Stand in for `zip` of one loader with ranges. In a recorded call ranges go on behind the batches of before."""
     if not _is_site():
         return zip(*iterables, strict=strict)
     count = opened.count

@@ -2,9 +2,9 @@
 
 Rules:
 
-1. It is recorded with each commit, as the data position is. After a recovery the loop begins in the epoch of the last
-   committed step; if that was its last step, there is nothing left to iterate over, and what follows is done again.
-2. A script that never asks for epochs pays nothing for them.
+1. Each commit records it, as the data position. After a recovery the loop begins in the epoch of the last committed
+   step. If that was the epoch's last step, no batch is left, and the code behind the loop over batches runs again.
+2. A script that never requests epochs pays nothing for them.
 """
 
 import sys
@@ -16,11 +16,11 @@ from taskd.adaptors.groups.sites import is_users
 
 
 class Epochs:
-    """Which epoch it is.
+    """Present epoch of a script.
 
     Attributes:
         now: the epoch, from 0.
-        used: whether the script has asked for its epochs.
+        used: whether the script has requested its epochs.
         loop_ended: functions to call when a loop over a loader has ended within the loop over epochs.
         again: functions to call when another epoch than the first, or another pass over the data, begins.
         goes_on: called once when a loop over a loader resumes within its pass after a recovery; None outside of one.
@@ -41,11 +41,11 @@ class Epochs:
         return self.now if self._loops else -1
 
     def start_at(self, epoch: int) -> None:
-        """The script has loaded a checkpoint of its own."""
+        """Begin at `epoch`: the script has loaded a checkpoint of its own."""
         self.now = self._first = epoch
 
     def up_to(self, total: int, begin: Callable[[], None]) -> Iterator[int]:
-        """The epochs that are left of so many; `begin` is called the first time that anybody asks."""
+        """Yield the epochs that are left of `total`. Call `begin` before the first epoch that is ever requested."""
         if not self.used:
             self.used = True
             begin()
@@ -73,19 +73,19 @@ class Epochs:
             self.goes_on()
 
     def end_loop(self) -> None:
-        """A loop over a loader has ended."""
+        """Report that a loop over a loader has ended."""
         for call in tuple(self.loop_ended):
             call()
 
     def begin_again(self) -> None:
-        """Another epoch or pass begins."""
+        """Report that another epoch or pass begins."""
         for call in tuple(self.again):
             call()
 
     def pack(self) -> bytes:
-        """What is recorded."""
+        """Return the present epoch, encoded."""
         return msgspec.msgpack.encode(self.now)
 
     def unpack(self, data: bytes | None) -> None:
-        """Go back to what was recorded; without anything, to where the script began."""
+        """Go back to the recorded epoch; without a record, to the epoch that the script began with."""
         self.now = self._first if data is None else msgspec.msgpack.decode(data, type=int)

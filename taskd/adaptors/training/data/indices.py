@@ -1,14 +1,15 @@
-"""The order in which a data loader asks for its samples, so that it can be had again from any place on.
+"""Order in which a data loader requests its samples, reproducible from any place on.
 
 Rules:
 
-1. The order of one pass over the data is a function of the pass's seed, of the generators that loader and sampler
-   hold, as they stood when it began, and of what the sampler itself keeps (its epoch, or its `state_dict`).
-2. While a sampler draws, torch's global generator stands at the pass's seed, and afterwards where it stood before.
-   torch's own samplers draw from it when they begin; others may at any time, and from python's and numpy's too.
-3. What was handed out before is skipped here: no sample of it is loaded.
-4. Worker processes draw for each batch from the pass's seed and the batch's number, whatever they have loaded before:
-   the number travels with the indices (`Numbered`), and `WorkerStart` unpacks it there.
+1. The order of one pass is a function of three things: the pass's seed, the states of the generators that loader and
+   sampler hold as it begins, and the sampler's own state (its epoch, or its `state_dict`).
+2. While a sampler draws, torch's global generator stands at the pass's seed. Afterwards it stands where it stood
+   before. torch's own samplers draw from it when they begin. Others may draw at any time, also from python's and
+   numpy's generators.
+3. Indices that were handed out before are skipped here: their samples are not loaded.
+4. Worker processes seed their generators for each batch from the pass's seed and the batch's number. Batches that they
+   loaded before have no influence. The seed travels with the indices (`Numbered`), and `WorkerStart` unpacks it there.
 """
 
 import random
@@ -41,7 +42,7 @@ _DRAW_FIRST = (DistributedSampler, RandomSampler, SequentialSampler, SubsetRando
 
 
 class Numbered:
-    """What a worker is asked to load, with the seed of the batch."""
+    """Indices that a worker is to load, with the seed of the batch."""
 
     def __init__(self, index: Any, seed: int) -> None:
         self.index = index
@@ -49,13 +50,13 @@ class Numbered:
 
 
 class WorkerStart:
-    """The `worker_init_fn` of a loader that is kept: from then on the worker seeds its generators for each batch."""
+    """`worker_init_fn` of a kept loader: from then on the worker seeds its generators for each batch."""
 
     def __init__(self, own: Callable[[int], None] | None) -> None:
         self.own = own
 
     def __call__(self, worker: int) -> None:
-        """Called in the worker."""
+        """Make this worker's fetchers seed the generators, then call the loader's own function."""
         for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
             if original_of(kind.fetch) is None:
                 kind.fetch = _seeding(kind.fetch)  # type: ignore[method-assign]
@@ -84,7 +85,7 @@ def sow(seed: int) -> None:
 
 @contextmanager
 def apart(seed: int) -> Iterator[None]:
-    """torch's global generator stands at `seed` in the body, and where it stood before afterwards."""
+    """Set torch's global generator to `seed` for the body, and restore its state afterwards."""
     before = torch.default_generator.get_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -94,14 +95,14 @@ def apart(seed: int) -> Iterator[None]:
 
 
 class Generators:
-    """The states of torch's, python's and numpy's global generators."""
+    """States of torch's, python's and numpy's global generators."""
 
     def __init__(self) -> None:
         numpy = sys.modules.get("numpy.random")
         self._states = torch.default_generator.get_state(), random.getstate(), numpy and numpy.get_state()
 
     def put(self) -> None:
-        """Make them the present ones."""
+        """Restore these states."""
         cpu, python, numpy = self._states
         torch.default_generator.set_state(cpu)
         random.setstate(python)
@@ -112,7 +113,8 @@ class Generators:
 def batches_of(loader: Any) -> float:
     """Return `len(loader)`, infinity if it has none.
 
-    torch's loader notes that it was asked: only then it warns of an iterable dataset that gives more than it told.
+    torch's loader records that its length was requested: only then does it warn of an iterable dataset that gives more
+    samples than that. This request leaves no record.
     """
     asked = "_IterableDataset_len_called"
     inner = (loader, getattr(loader, "base_dataloader", None))
@@ -127,7 +129,7 @@ def batches_of(loader: Any) -> float:
 
 
 def held_by(loader: Any) -> list[torch.Generator]:
-    """The generators that a loader and its samplers hold, each once, in a fixed order."""
+    """Return the generators that a loader and its samplers hold, each once, in a fixed order."""
     found: dict[int, torch.Generator] = {}
     for holder in (loader, loader.batch_sampler, loader.sampler, *_inner(loader.batch_sampler)):
         for name, value in sorted(vars(holder).items() if hasattr(holder, "__dict__") else ()):
@@ -137,18 +139,18 @@ def held_by(loader: Any) -> list[torch.Generator]:
 
 
 def states_of(generators: list[torch.Generator]) -> list[bytes]:
-    """Their states, as `put` takes them."""
+    """Return the states of generators, in the form that `put` accepts."""
     return [bytes_of(generator.get_state()) for generator in generators]
 
 
 def put(generators: list[torch.Generator], states: list[bytes]) -> None:
-    """Bring each to its state."""
+    """Restore the state of each generator."""
     for generator, state in zip(generators, states, strict=False):
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
 
 
 def _inner(sampler: Any) -> list[Any]:
-    """The samplers inside a sampler, from the outermost inwards."""
+    """Return the samplers inside a sampler, from the outermost inwards."""
     found: list[Any] = []
     while (sampler := getattr(sampler, "sampler", None) or getattr(sampler, "batch_sampler", None)) is not None:
         if any(sampler is known for known in found):
@@ -158,20 +160,20 @@ def _inner(sampler: Any) -> list[Any]:
 
 
 def samplers(loader: Any) -> list[Any]:
-    """The samplers of a loader, from the outermost inwards."""
+    """Return the samplers of a loader, from the outermost inwards."""
     outer = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     return [outer, *_inner(outer)]
 
 
 def is_stateful(sampler: Any) -> bool:
-    """Whether what a sampler keeps of itself is to be put down as a pass begins."""
-    if isinstance(sampler, DistributedSampler):  # what torchdata's says of itself is where its last pass ended
+    """Return whether a sampler has a state of its own that is recorded as a pass begins."""
+    if isinstance(sampler, DistributedSampler):  # the state of torchdata's is the place where its last pass ended
         return False
     return callable(getattr(sampler, "state_dict", None)) and callable(getattr(sampler, "load_state_dict", None))
 
 
 def counts_nothing(sampler: Any) -> bool:
-    """Return whether it is one of torch's samplers, none of which changes a number by itself."""
+    """Return whether a sampler is one of torch's, which change no number by themselves."""
     return type(sampler) in (*_DRAW_FIRST, BatchSampler)
 
 
@@ -182,9 +184,9 @@ def _draws_first_only(sampler: Any) -> bool:
 
 
 class PassOrder:
-    """One pass's order: where it begins, and what is skipped of it.
+    """Order of one pass: where it begins, and how many indices are skipped.
 
-    `numbers`: the watch over the samplers' numbers, their values in this pass, and names of counted ones.
+    `numbers`: the watch over the samplers' numbers, their values in this pass, and the names of counted ones.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class PassOrder:
         self.numbers = numbers
 
     def over(self, sampler: Any, held: list[torch.Generator]) -> Iterator[Any]:
-        """The indices from the first one that is not skipped."""
+        """Yield the indices from the first one that is not skipped."""
         watched, of_pass, counted = self.numbers
         with apart(self.seed):
             put(held, self.starts)
@@ -211,7 +213,7 @@ class PassOrder:
         if not _draws_first_only(sampler):
             indices = _always_apart(indices, self.seed)
         nothing = object()
-        with apart(self.seed):  # what draws, draws when it is asked first
+        with apart(self.seed):  # samplers that draw do so at their first index
             first = next(indices, nothing)
         watched.compare()
         if first is nothing:
@@ -223,7 +225,7 @@ class PassOrder:
 
 
 def _always_apart(indices: Iterator[Any], seed: int) -> Iterator[Any]:
-    """For samplers that nobody knows: the globals are theirs whenever they are asked, and are then put back."""
+    """Yield the indices of an unknown sampler, which has states of its own for the global generators throughout."""
     theirs: Generators | None = None
     while True:
         before = Generators()
@@ -242,7 +244,7 @@ def _always_apart(indices: Iterator[Any], seed: int) -> Iterator[Any]:
 
 
 class Indices(Sampler[Any]):
-    """Stands where a loader's iterator expects its sampler; its passes begin as the loader's place says."""
+    """Sampler that a loader's iterator gets in place of the loader's own; its passes begin at the loader's place."""
 
     def __init__(self, sampler: Any, order: Callable[[], PassOrder], held: Callable[[], list[torch.Generator]]) -> None:
         self._sampler = sampler

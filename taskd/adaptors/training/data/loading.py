@@ -1,11 +1,11 @@
-"""What a rank's data loader costs it, and how much it gives the rank to do: for whoever looks for slow ranks.
+"""Cost of a rank's data loader, and the size of the rank's work, for the detection of slow ranks.
 
 Rules:
 
-1. It goes into the black box, as steps do: so long the main thread has waited for batches, and how large they were.
-2. A batch is as large as its largest tensor has elements: padded tokens of a text, pixels of images. It is compared
-   between ranks only, so that its unit does not matter.
-3. What is fetched by another thread is not waited for by the training, and is not counted.
+1. The black box records both, as it records steps: how long the main thread has waited for batches, and their sizes.
+2. The size of a batch is the number of elements in its largest tensor: padded tokens of a text, pixels of images. Sizes
+   are compared between ranks only, so their unit does not matter.
+3. The training does not wait for a batch that another thread fetches: it is not counted.
 """
 
 import threading
@@ -22,19 +22,19 @@ from taskd.runtime.worker.frameless import ORIGINAL, Call, Steps, around
 from taskd.runtime.worker.stacks import training_thread
 
 _DEEP, _PARTS = 3, 16
-"""A batch is looked into so far, and at so many of its parts."""
+"""Levels of nesting, and parts of each level, that are inspected in a batch."""
 END: Final = object()
-"""What comes after the last batch."""
+"""Result of a request behind the last batch."""
 
 
 class Meter:
-    """Watches the loaders of one training state; it tells nobody until it has a recorder."""
+    """Watch over the loaders of one training state. It records nothing until it has a recorder."""
 
     def __init__(self) -> None:
         self.recorder: Recorder | NullRecorder | None = None
 
     def watch(self, iterator: Any) -> None:
-        """Whatever this iterator of a torch data loader gives from now on is counted."""
+        """Count the batches that this iterator of a torch data loader gives from now on."""
         if not hasattr(iterator, "_next_data"):
             return
         kind: Any = type(iterator)
@@ -42,9 +42,9 @@ class Meter:
         iterator._taskd_meter = self
 
     def fetching(self, fetch: Callable[[], Any] | None) -> Steps:
-        """Have it called, or the original, and put down how long that took and how large the result is.
+        """Call `fetch`, or the original if it is None, and record the duration and the size of the result.
 
-        What has no more returns `END`: a StopIteration would come out of these steps as another error.
+        Behind the last batch `fetch` must return `END`: a StopIteration would come out of these steps as another error.
         """
         call: Call | None = ORIGINAL if fetch is None else (fetch, (), {})
         recorder = self.recorder
@@ -70,7 +70,7 @@ def _watched(kind: Any) -> Any:
 
 
 def size(batch: Any, deep: int = _DEEP) -> int:
-    """Elements of the largest tensor in a batch, by which its ranks are compared; 0 if there is none."""
+    """Return the elements of a batch's largest tensor, by which ranks are compared; 0 if it has no tensor."""
     if isinstance(batch, torch.Tensor):
         return batch.numel()
     if not deep or isinstance(batch, str | bytes):

@@ -1,17 +1,17 @@
-"""Local variables that a loop over a loader sets and that are read behind it: kept with the last step of a pass.
+"""Local variables that a loop over a loader sets and later code reads, recorded with the last step of a pass.
 
-If a process dies behind the last step of a pass, its successor and all others come to that loop again with nothing
-left to go over, and the names that it sets would not be there.
+If a process dies behind the last step of a pass, all processes reach that loop again with no batch left. Its successor
+would lack the names that the loop sets.
 
 Rules:
 
-1. Which names are kept is known from the reading of the training function (`proof/flow/loops.py`): those that must be
-   set behind the loop, and that no line behind the commit sets. Others that are read there are kept if they can be:
-   what is printed may need them.
-2. As soon as the last batch of a pass was handed out, each commit records them, with the place in the data. The record
-   that is made before the commit, as a forward pass ends, has none: they belong to the step before.
-3. As an empty pass is gone over, they are put into the frame of the loop. Tensors come back without a graph.
-4. If one that is needed was not recorded, the recovery is refused: all processes start anew.
+1. The reading of the training function decides which names are kept (`proof/flow/loops.py`): names that must be set
+   behind the loop and that no line behind the commit sets. Other names that are read there are kept if possible: a
+   print may need them.
+2. Once the last batch of a pass was handed out, each commit records the names with the place in the data. The record at
+   the end of a forward pass, before the commit, has none: its values belong to the step before.
+3. An empty pass puts the values into the frame of the loop. Tensors come back without a graph.
+4. If a needed name was not recorded, the recovery is refused: all processes start anew.
 """
 
 import ctypes
@@ -27,27 +27,27 @@ from taskd.adaptors.training import tree
 from taskd.errors import RefusedError, RestoreError
 
 _MOST_BYTES: Final = 4096
-"""Of one name; of all names of a loop `_MOST_IN_ALL`. A whole position has 64 KiB."""
+"""Most bytes of one name; `_MOST_IN_ALL` bounds all names of a loop. A whole position has 64 KiB."""
 _MOST_IN_ALL: Final = 16 * 1024
 _DEPTH: Final = 4
 _INFINITE: Final = float("inf")
 _REFERENCES: Final = 3
-"""To a frame's copy of its variables that nobody else holds: the frame, a name here, and the count's argument."""
+"""References to a frame's copy of its variables if no other code holds it: frame, local name, argument of the count."""
 _COPIES: Final = sys.version_info < (3, 13)
-"""Whether `f_locals` of a frame is a copy of its variables."""
+"""True if `f_locals` of a frame is a copy of its variables."""
 
 
 class KeptNames(NamedTuple):
-    """What is kept of one loop.
+    """Names that are kept of one loop.
 
     Attributes:
-        loader: the part that it goes over.
-        file: of its text.
+        loader: name of the part that it iterates over.
+        file: file of its source.
         first: its first line.
         last: its last line.
-        commits: lines of the calls in it that commit: from, and to.
-        names: of the variables that are needed.
-        others: names that are read behind it, too.
+        commits: first and last line of each call in it that commits.
+        names: names of the variables that are needed.
+        others: further names that are read behind the loop.
     """
 
     loader: str
@@ -74,7 +74,7 @@ class LoopNames:
     """Kept names of the loops over one loader.
 
     Args:
-        tell: is told, once, which name cannot be kept, and why.
+        tell: called at most once, with a text on a name that cannot be kept and the reason.
     """
 
     def __init__(self, tell: Callable[[str], None] = lambda _: None) -> None:
@@ -94,10 +94,10 @@ class LoopNames:
         return msgspec.msgpack.encode(found) if found else b""
 
     def put_back(self, recorded: bytes) -> None:
-        """An empty pass is gone over: give the frame of its loop the values that were recorded.
+        """Set the recorded values in the frame of the loop that iterates over an empty pass.
 
         Raises:
-            RefusedError: one of them was not.
+            RefusedError: the value of a needed name was not recorded.
         """
         for loop in self._loops:
             frame = loop.frame()
@@ -135,7 +135,7 @@ class LoopNames:
 
 
 def _encoded(value: Any) -> bytes | None:
-    """Encode a small value; None for any other. Nothing is encoded whose size is not known before."""
+    """Encode a small value; return None for any other. A value of unknown size is never encoded."""
     if _size_of(value) > _MOST_BYTES:
         return None
     data = tree.pack(value)
@@ -143,7 +143,7 @@ def _encoded(value: Any) -> bytes | None:
 
 
 def _size_of(value: Any, depth: int = _DEPTH) -> float:
-    """Return at least how many bytes a value has; infinity for what is not kept."""
+    """Return a lower bound of a value's size in bytes; infinity for a value that is not kept."""
     kind = type(value)
     if value is None or kind in (bool, int, float):
         return 1
@@ -167,16 +167,16 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _locals_of(frame: FrameType, names: Iterable[str]) -> dict[str, Any]:
-    """Return these local variables of a frame, as far as they are set."""
+    """Return those of the named local variables of a frame that are set."""
     known = frame.f_locals
     found = {name: known[name] for name in names if name in known}
-    if _COPIES and sys.getrefcount(known) <= _REFERENCES:  # else the script has it (`locals()`)
-        known.clear()  # it would hold all of them
+    if _COPIES and sys.getrefcount(known) <= _REFERENCES:  # with more references the script holds it (`locals()`)
+        known.clear()  # the copy would keep all values alive
     return found
 
 
 def _set(frame: FrameType, values: dict[str, Any]) -> None:
-    """Set local variables of a frame that runs."""
+    """Set local variables of a running frame."""
     known = frame.f_locals
     known.update(values)
     if _COPIES:

@@ -2,18 +2,18 @@
 
 Rules:
 
-1. The integers in the `__dict__` of samplers that are not torch's and have no `state_dict` are recorded as a pass
-   begins, where they differ from those of the set-up.
-2. They are compared when the sampler has given its first index, and when it is exhausted. What has changed by then is
-   counted by the sampler, and put back when the pass resumes. What `set_epoch` sets has not; nor has a rank's number.
-3. Of a pass that is over, the present values of counted numbers are recorded. Other numbers are the script's to set.
+1. Integers in the `__dict__` of samplers are watched if the sampler is not torch's and has no `state_dict`. As a pass
+   begins, those that differ from the values of the set-up are recorded.
+2. They are compared when the sampler has given its first index, and when it is exhausted. The sampler counts a number
+   that has changed by then, and a resumed pass restores it. In between, `set_epoch` and the rank change no number.
+3. Of a pass that is over, the present values of counted numbers are recorded. Other numbers are left to the script.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 _LIMIT: Final = 1 << 63
-"""Larger numbers do not fit into a record; they are seeds, and no counts."""
+"""Bound of a recorded number. Larger numbers do not fit into a record; they are seeds, not counts."""
 Numbers = dict[str, int]
 """Values by "index of the sampler.attribute"."""
 
@@ -32,13 +32,13 @@ class PassNumbers:
         self._resumes = False
 
     def resume(self) -> None:
-        """The next pass to begin is one that was begun before."""
+        """Treat the next pass to begin as a resumed one."""
         self._resumes = True
 
     def begin(self, of_pass: Numbers, counted: list[str]) -> None:
-        """The samplers are about to begin: put back the numbers of this pass, or record them in `of_pass`.
+        """Prepare the numbers of a pass, whose samplers are about to begin. A resumed pass gets its own ones back.
 
-        Names of counted numbers are added to `counted` as they become known.
+        The numbers are recorded in `of_pass`. Names of counted numbers are added to `counted` as they become known.
         """
         counted.extend(name for name in self._counted if name not in counted)
         if self._resumes:
@@ -48,7 +48,7 @@ class PassNumbers:
         of_pass.update((name, value) for name, value in self._begun.items() if self._first.get(name) != value)
 
     def compare(self) -> None:
-        """Find counted numbers: the samplers have given their first index, or are exhausted."""
+        """Find counted numbers. Call it when the samplers have given their first index, and when they are exhausted."""
         now = self._all()
         self._counted += (
             name for name, value in self._begun.items() if now.get(name, value) != value and name not in self._counted
@@ -59,12 +59,12 @@ class PassNumbers:
         return {name: value for name, value in self._all().items() if name in self._counted}
 
     def restore(self, numbers: Numbers, counted: list[str]) -> None:
-        """Put back the numbers of a pass that is over, or of the time before the first."""
+        """Restore the numbers of a pass that is over, or of the time before the first pass."""
         self._counted = [*counted, *(name for name in self._counted if name not in counted)]
         self._put({name: self._first[name] for name in self._counted if name in self._first} | numbers)
 
     def attributes(self) -> set[tuple[int, str]]:
-        """Return the counted attributes: the sampler's id, and the attribute's name."""
+        """Return the counted attributes, as pairs of the sampler's id and the attribute's name."""
         holders = {str(index): id(one) for index, one in enumerate(self._samplers())}
         split = (name.partition(".") for name in self._counted)
         return {(holders[index], attribute) for index, _, attribute in split if index in holders}

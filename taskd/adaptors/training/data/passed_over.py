@@ -1,13 +1,13 @@
-"""The first batches of a torch data loader passed over without loading them, in the order that the loader has.
+"""Skipping of the first batches of a torch data loader without loading them, in the loader's own order.
 
 Rules:
 
-1. An iterator that is made meanwhile draws what it would draw, in the same order: some samplers draw with their first
-   index, and that is asked for behind what the iterator itself draws, as the loader's first batch would ask for it.
-2. Its next pass, of a loader that keeps its iterator for all passes, is a whole one.
-3. What is changed for that moment is the loader's class: its samplers stay what its own code may look at.
-4. Batches of an iterable dataset can only be loaded and dropped, as can those of anything that is no loader of torch's,
-   or has made none of torch's iterators yet as the body ends: then nothing was passed over.
+1. An iterator that is made meanwhile draws the same numbers in the same order as without. Some samplers draw with their
+   first index. It is requested after the iterator's own draws, as the loader's first batch would request it.
+2. If the loader keeps its iterator for all passes, the next pass is a whole one.
+3. Only the loader's class is changed for that moment: its own code may inspect its samplers, and finds them unchanged.
+4. Batches of an iterable dataset can only be loaded and dropped. The same holds for an object that is no loader of
+   torch's, or that has made none of torch's iterators when the body ends. Then nothing was passed over.
 """
 
 from collections.abc import Iterator
@@ -21,9 +21,9 @@ from taskd.adaptors.training.data.variants import become, variant
 
 @contextmanager
 def passed_over(loader: Any, count: int) -> "Iterator[list[PassedOver]]":
-    """The iterator that the body makes of this loader stands behind so many batches afterwards.
+    """Place the iterator that the body makes of this loader behind its first `count` batches.
 
-    What it is given is empty afterwards if it does not: the caller then drops them.
+    Yield a list, which is empty afterwards if nothing was passed over: the caller then drops the batches.
     """
     made: list[PassedOver] = []
     if not count or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -35,7 +35,7 @@ def passed_over(loader: Any, count: int) -> "Iterator[list[PassedOver]]":
         made.append(PassedOver(kind._index_sampler.fget(self), count))
         return made[-1]
 
-    loader._iterator = None  # one that stays from pass to pass has whole indices
+    loader._iterator = None  # an iterator that the loader keeps from pass to pass has all indices
     become(loader, variant(kind, {"_index_sampler": property(behind)}))
     try:
         yield made
@@ -46,7 +46,7 @@ def passed_over(loader: Any, count: int) -> "Iterator[list[PassedOver]]":
 
 
 class PassedOver:
-    """Indices without the first ones, in the first pass."""
+    """Indices of a loader; in the first pass, without the first ones."""
 
     def __init__(self, indices: Any, count: int) -> None:
         self._indices = indices
@@ -61,7 +61,7 @@ class PassedOver:
         return len(self._indices)
 
     def pass_over(self) -> None:
-        """Now at the latest."""
+        """Skip the first indices, unless that has been done."""
         while self._left and self._iterator is not None:
             self._left -= 1
             next(self._iterator, None)

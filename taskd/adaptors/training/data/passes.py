@@ -1,4 +1,4 @@
-"""What is recorded of one pass over a loader's data."""
+"""Record of one pass over a loader's data."""
 
 import logging
 
@@ -14,19 +14,19 @@ class Pass(msgspec.Struct, array_like=True):
     """One pass over the data.
 
     Attributes:
-        root: what the seeds of all passes of this loader come from.
-        number: which pass, from 0.
-        epoch: the sampler's, if it has one.
-        loop: the epoch of `state.epochs()`, -1 outside of it.
-        handed: batches that the script has been given.
-        over: whether it was exhausted, or its iterator given up.
-        left_at: at how many batches the pass before was left unfinished, 0 if it was not.
-        starts: the states of the generators that loader and samplers hold, as it began; once it is over, those now.
-        sampler: the `state_dict` of each stateful sampler, encoded, as it began.
+        root: source of the seeds of all passes of this loader.
+        number: number of the pass, from 0; -1 before the first.
+        epoch: epoch of the sampler, if it has one.
+        loop: epoch of `state.epochs()`, -1 outside of it.
+        handed: number of batches that were handed out to the script.
+        over: whether it was exhausted, or its iterator released.
+        left_at: batches after which the pass before was left unfinished, 0 if it was finished.
+        starts: states of the generators that loader and samplers hold, as it began; once it is over, the present ones.
+        sampler: `state_dict` of each stateful sampler as it began, encoded.
         is_mended: whether a new process must let counts of its batches go on, or keep names of its loops.
-        numbers: integers of its samplers, as it began; once it is over, those that they count, now.
-        counted: names of those that the samplers count by themselves, as far as known (see `pass_numbers`).
-        ahead: how many more batches the script had fetched; they are handed out again.
+        numbers: integers of its samplers as it began; once it is over, the present values of those that they count.
+        counted: names of the integers that the samplers count by themselves, as far as known (see `pass_numbers`).
+        ahead: number of further batches that the script had fetched; they are handed out again.
     """
 
     root: int
@@ -45,17 +45,17 @@ class Pass(msgspec.Struct, array_like=True):
 
     @property
     def is_left(self) -> bool:
-        """Whether it stands where the pass before was left."""
+        """True if it stands where the pass before was left."""
         return 0 < self.handed == self.left_at
 
     @property
     def seed(self) -> int:
-        """What its order and its workers draw from."""
+        """Seed of its order and its workers."""
         return mix((self.root + (self.number + 1) * GOLDEN) & MASK)
 
 
 def warn_of_skipping(name: str, resumed: int, handed: int) -> None:
-    """Log that a script takes more batches before its first work than the pass of loader `name` resumed behind."""
+    """Warn if a script takes more batches before its first work than those that loader `name` resumed behind."""
     if handed - resumed > resumed:
         _log.warning(
             "%s went on behind the %d batches that were handed out, and the script has passed over %d more: if it "

@@ -61,7 +61,7 @@ class PersistentIterators:
         dataloader._BaseDataLoaderIter.__init__ = around(own, noted)  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        """Put torch back."""
+        """Restore torch's class."""
         if self._own is not None:
             dataloader._BaseDataLoaderIter.__init__ = self._own  # type: ignore[method-assign]
             self._own = None

@@ -1,17 +1,16 @@
-"""The exact place of a torch data loader, kept step by step: which pass over the data, and how many batches of it.
+"""The exact place of a torch data loader, recorded step by step: the pass over the data, and its batches handed out.
 
 Rules:
 
-1. A pass is one `iter(loader)`. Its order and the random numbers of its workers come from a seed of its own, so that
-   making an iterator leaves the global generators as they were (see `indices`).
-2. After a recovery the next `iter(loader)` goes on in the recorded pass, behind the batches that were handed out. An
-   iterator that was made before goes on there too.
-3. A pass is over when it was exhausted, or nobody held its iterator any more, at the commit; or when the sampler's
-   epoch is another now. The next is then a new one. One whose last batch was handed out, or which stands where the
-   last one was left, is over too, unless the script loops over `state.epochs()`: that begins its epoch again, with
-   nothing left to iterate over, and comes to what follows the loop. The first pass that is left early stands nowhere:
-   `proof/reading.py` warns of it.
-4. An iterable dataset has no indices to skip: its batches are loaded and dropped, and the log says so.
+1. A pass is one `iter(loader)`. Its order and its workers draw from a seed of its own. Making an iterator therefore
+   leaves the global generators as they were (see `indices`).
+2. After a recovery the next `iter(loader)` resumes the recorded pass behind the batches that were handed out. An
+   iterator that was made before resumes there too.
+3. A pass is over if, at the commit, it was exhausted or its iterator released, or if the sampler's epoch has changed
+   since. Then a new pass begins. A pass whose last batch was handed out, or that stands where the one before was left,
+   is over too, except in `state.epochs()`: there the script begins its epoch again, with no batch left, and reaches the
+   code behind the loop. The first pass that is left early has no such place: `proof/reading.py` warns of it.
+4. An iterable dataset has no indices to skip: its batches are loaded and dropped, and a log line reports that.
 """
 
 import itertools
@@ -59,13 +58,13 @@ _log = logging.getLogger(__name__)
 
 
 class LoaderPlace:
-    """Keeps the place of one loader, which is changed so that its iterators tell.
+    """Exact place of one loader, whose class is changed: its iterators then record their progress.
 
     Args:
         loader: any `torch.utils.data.DataLoader`.
-        name: that of the part.
-        meter: is told what its batches cost.
-        epochs: those of the state.
+        name: name of the part.
+        meter: records the cost of its batches.
+        epochs: epochs of the state.
 
     Attributes:
         ahead: batches that the script fetches ahead of its steps.
@@ -91,14 +90,14 @@ class LoaderPlace:
         self._pass = Pass(mix((torch.initial_seed() + sum(name.encode()) * GOLDEN) & MASK))
         self._holder: weakref.ref[Batches] | None = None
         self._resume: Pass | None = None
-        self._lent: Pass | None = None  # the resume that the newest iterator took, until the next commit
-        self._skipped = 0  # batches that the present pass went on behind, until the script works at one
+        self._lent: Pass | None = None  # the place that the newest iterator resumed at, until the next commit
+        self._skipped = 0  # batches behind which the present pass resumed, until the script works at a later one
         self._sampler_epochs = SamplerEpochs(name, self._samplers, lambda: self.ahead.due_step() - 1)
         self._numbers = PassNumbers(self._watched)
-        self._whole: float = 0  # batches of the present pass
-        self._worked = False  # whether the script has worked at a batch of this pass
+        self._whole: float = 0  # number of batches in the present pass
+        self._worked = False  # True once the script has worked at a batch of this pass
         become(loader, _kept(class_of(loader)))
-        for inner in (loader, getattr(loader, "base_dataloader", None)):  # accelerate's are made around one of torch's
+        for inner in (loader, getattr(loader, "base_dataloader", None)):  # a loader of accelerate wraps one of torch
             if inner is not None:
                 become(inner, _ordered(class_of(inner)))
                 inner._taskd_place = self
@@ -108,13 +107,13 @@ class LoaderPlace:
 
     @property
     def passes(self) -> int:
-        """The number of the present pass, from 0; -1 before the first."""
+        """Number of the present pass, from 0; -1 before the first."""
         return self._pass.number
 
-    # What the recovery calls.
+    # Called by the recovery.
 
     def pack(self) -> bytes:
-        """Where it stands now."""
+        """Return the present place, encoded."""
         self._lent = None
         now = self._resume or self.ahead.place_of(self._settled())
         if self.ahead.batches and now is not self._resume:
@@ -130,7 +129,7 @@ class LoaderPlace:
         return msgspec.msgpack.encode(now)
 
     def unpack(self, data: bytes, *, of_job: bool = True) -> None:
-        """Go back to what `pack` returned with the next iterator. Raises `msgspec.DecodeError` for anything else."""
+        """Resume at a packed place with the next iterator. Raises `msgspec.DecodeError` for data of another form."""
         resume = msgspec.msgpack.decode(data, type=Pass)
         self.is_mended |= resume.is_mended
         if of_job and 0 < resume.ahead <= MOST_AHEAD:
@@ -138,46 +137,46 @@ class LoaderPlace:
         self._return_to(resume)
 
     def fetch_again(self) -> bool:
-        """Go back to one batch before the newest of the remembered commit. Return whether it is known."""
+        """Go back to the batch before the newest one at the remembered commit. Return whether that place is known."""
         if (place := self.ahead.remembered) is not None:
             self._return_to(replace(place))
         return place is not None
 
     @property
     def counted_attributes(self) -> set[tuple[int, str]]:
-        """Samplers' attributes that are put back as a pass resumes: the object's id, and the name."""
+        """Attributes of samplers that are restored when a pass resumes: the object's id, and the attribute's name."""
         return self._numbers.attributes()
 
     @property
     def follows_epochs(self) -> bool:
-        """Whether a recovery corrects epochs that the script counts by itself."""
+        """True if a recovery corrects epochs that the script counts by itself."""
         return self._pass.loop >= 0 and self._pass.epoch is not None and not counts_epochs(self._pass.counted)
 
     @property
     def has_length(self) -> bool:
-        """Whether it is known how many batches a pass has."""
+        """True if the number of batches in a pass is known."""
         return not self._iterable and batches_of(self._loader()) < float("inf")
 
     def pack_names(self) -> bytes:
-        """What loops over it leave behind, if the last batch of the pass was handed out; else empty."""
+        """Return the values that loops over it leave behind, if the pass's last batch was handed out; else empty."""
         names, now = self.names, self.ahead.place_of(self._pass)
         if names is None or self._resume is not None or now.over or now.handed < self._whole:
             return b""
         return names.pack()
 
-    # What the iterators call.
+    # Called by the iterators.
 
     def open(self, make: Callable[[Any], Any], loader: Any) -> Steps:
-        """Return a new iterator: `make`, called with the loader, is its own `__iter__`."""
+        """Return a new iterator. `make` is the loader's own `__iter__`, and is called with the loader."""
         dropped = self._holder is not None and self._holder() is None and not self._pass.over
         if self._lent is not None and dropped:
-            self._resume = self._lent  # it was taken for a look only
+            self._resume = self._lent  # the dropped iterator was made for an inspection only
         batches = Batches(self, make, loader)
         yield from self.enter(batches, kept=False)
         return batches
 
     def enter(self, batches: "Batches", *, kept: bool) -> Steps:
-        """Begin the pass of an iterator, or go on; `kept` says that the iterator was made before the recovery."""
+        """Begin the pass of an iterator, or resume one. `kept`: the iterator was made before the recovery."""
         resume, self._resume, self._lent = self._resume, None, self._resume
         if resume is None or not (self._goes_on(resume) or (kept and not resume.over)):
             begun = self._next_of(resume or self._settled())
@@ -203,24 +202,24 @@ class LoaderPlace:
                 begun.handed,
             )
             if not batches.drop(begun.handed) and not kept and begun.loop < 0:
-                yield from self._begin(batches, self._next_of(begun))  # nothing was left of it
+                yield from self._begin(batches, self._next_of(begun))  # the resumed pass had no batch left
 
     def ended(self) -> None:
-        """A pass within the loop over epochs is exhausted."""
+        """Report that a pass within the loop over epochs is exhausted."""
         self._epochs.end_loop()
 
     def order(self) -> PassOrder:
-        """That of the pass which an iterator is about to begin."""
+        """Return the order of the pass that an iterator is about to begin."""
         now = self._pass
         skip = 0 if self._iterable else now.handed
         return PassOrder(now.seed, now.starts, skip, self._workers, (self._numbers, now.numbers, now.counted))
 
     def apart(self) -> Any:
-        """In which an iterator is made: what it draws is the pass's."""
+        """Return a context for making an iterator: inside, torch's global generator draws from the pass's seed."""
         return apart(self._pass.seed)
 
     def held(self) -> list[torch.Generator]:
-        """The generators of the loader and its samplers."""
+        """Return the generators that the loader and its samplers hold."""
         loader = self._loader()
         return [] if loader is None else held_by(loader)
 
@@ -272,7 +271,7 @@ class LoaderPlace:
         )
 
     def _replay(self, last: Pass, batches: int | None = None) -> None:
-        """Bring the generators of loader and samplers to where the pass has left them; None: behind all its batches."""
+        """Bring the generators of loader and samplers to behind `batches` batches of a pass; None: behind all."""
         samplers = self._samplers()
         if last.over:
             put(self.held(), last.starts)
@@ -302,7 +301,7 @@ class LoaderPlace:
 
 
 class Batches:
-    """An iterator of a loader that is a part of the state. What it does not know itself, torch's own one answers."""
+    """Iterator of a loader that is a part of the state. It takes unknown attributes from torch's own iterator."""
 
     def __init__(self, place: LoaderPlace, make: Callable[[Any], Any], loader: Any) -> None:
         self._taskd = place
@@ -353,16 +352,16 @@ class Batches:
     def enter(self, begun: Pass) -> Steps:
         """Go over the batches of this pass."""
         self._restores, self._pass, self._ahead, self._begun_at = self._taskd.restores, begun, [], begun.handed
-        self._inner = self._source = None  # which ends its workers
+        self._inner = self._source = None  # ends the workers of the old iterator before the new one starts its own
         self._inner = yield self._make
         self._source = iter(self._inner)
 
     def leave(self) -> None:
-        """Go over nothing: the pass stands where the one before was left."""
+        """Hand out nothing more: the pass stands where the one before was left."""
         self._source = iter(())
 
     def drop(self, count: int) -> bool:
-        """Load so many batches for nothing; whether there is another one."""
+        """Load and drop `count` batches. Return whether another batch follows."""
         try:
             for _ in range(count):
                 next(self._source)
@@ -374,7 +373,7 @@ class Batches:
 
 @cache
 def _kept(kind: Any) -> type:
-    """A loader's class, with iterators that tell where they are."""
+    """Return a variant of a loader's class whose iterators record their place."""
 
     def opened(self: Any) -> Steps:
         steps: Steps = self._taskd_place.open(kind.__iter__, self)
@@ -385,7 +384,7 @@ def _kept(kind: Any) -> type:
 
 @cache
 def _ordered(kind: Any) -> type:
-    """A loader's class, with iterators that begin where the place says."""
+    """Return a variant of a loader's class whose iterators begin at the recorded place."""
 
     def apart(self: Any) -> Steps:
         with self._taskd_place.apart():

@@ -1,4 +1,4 @@
-"""The iterator of a loader whose place is kept as it is without taskd (see `as_plain`), and the memory of its pass."""
+"""Iterator of a loader that keeps its own random numbers (see `as_plain`), and the memory of its pass."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -17,7 +17,7 @@ from taskd.runtime.worker.frameless import Call, Steps, around, stop
 
 
 class KeptPlace(Protocol):
-    """A loader's."""
+    """The place of a loader, as its iterator uses it."""
 
     meter: Meter
     pass_: Any
@@ -25,30 +25,30 @@ class KeptPlace(Protocol):
     samples: BatchSamples | None
 
     def keep(self, batches: "PlainBatches") -> None:
-        """It is asked for a batch."""
+        """Hold the iterator, which is asked for a batch."""
         ...
 
     def quiet(self) -> AbstractContextManager[None]:
-        """In which an iterator that was made anew gives its first batch."""
+        """Return a context in which an iterator that was made anew gives its first batch."""
         ...
 
     @property
     def beside(self) -> tuple[Any, ...]:
-        """What the loader tells of the batch that it has just given."""
+        """Attributes that the loader has set for its newest batch."""
         ...
 
     def put_beside(self, told: tuple[Any, ...]) -> None:
-        """Have the loader tell that."""
+        """Set these attributes of the loader again."""
         ...
 
 
 class PlainBatches:
-    """An iterator of a loader whose place is kept. What it does not know itself, the loader's own one answers.
+    """Iterator of a loader whose place is kept. It takes unknown attributes from the loader's own iterator.
 
     Args:
-        place: the loader's.
-        memory: of the pass. Whatever the loader's iterator holds must not hold this: that would be a cycle, and
-            iterators end their workers when they die.
+        place: the loader's place.
+        memory: memory of the pass. Objects that the loader's iterator holds must not hold this iterator: that would be
+            a cycle, and iterators end their workers when they die.
     """
 
     def __init__(self, place: KeptPlace, memory: "PassMemory") -> None:
@@ -88,14 +88,14 @@ class PlainBatches:
             raise AttributeError(name)
         return getattr(self._inner, name)
 
-    # What the place calls.
+    # Called by the place.
 
     def begin(self, inner: Iterator[Any]) -> None:
-        """The loader's own iterator is made."""
+        """Use `inner`, the loader's own iterator."""
         self._inner = inner
 
     def drop(self, now: bytes) -> None:
-        """Load for nothing what was handed out, among random numbers of the past, and put the present ones back."""
+        """Load and drop the batches handed out before, with their random numbers; then restore the present ones."""
         self.memory.elsewhere = now
         with self._taskd.quiet():
             for _ in range(self.memory.skip):
@@ -104,18 +104,18 @@ class PlainBatches:
         self.memory.go_back()
 
     def rewind(self, handed: int) -> "PlainBatches":
-        """Hand out again what was handed out behind so many."""
+        """Hand out again the batches behind the first `handed` ones."""
         self._again = deque(known for known in (*self._handed, *self._again) if known.number >= handed)
         self._handed.clear()
         return self
 
     def goes_back_to(self, handed: int) -> bool:
-        """Whether what was handed out behind so many is still there."""
+        """Return whether the batches behind the first `handed` ones are still there."""
         first = next((given.number for given in (*self._handed, *self._again)), self._next)
         return not self.broken and first <= handed <= self._next
 
     def forget_before(self, number: int) -> None:
-        """Those batches are not handed out again."""
+        """Forget the batches before this one: they are not handed out again."""
         while self._handed and self._handed[0].number < number:
             self._handed.popleft()
         self.memory.forget_before(number)
@@ -130,7 +130,7 @@ class PlainBatches:
             with place.quiet() if anew else nullcontext():
                 batch = yield from place.meter.fetching(partial(next, self._inner, END))
         except BaseException:
-            self.broken = True  # a generator that was left by an error is over
+            self.broken = True  # a generator that raised an error is exhausted
             raise
         finally:
             memory.go_back()
@@ -148,11 +148,11 @@ class PlainBatches:
 
 
 class Given(NamedTuple):
-    """A batch that was handed out, and the random numbers before and after: the next one may have been loaded by it.
+    """A batch that was handed out, and the random numbers around its loading: it may have loaded the next one too.
 
     Attributes:
-        before: their mark.
-        after: their states, if any was drawn.
+        before: mark of the states before.
+        after: states afterwards, if any number was drawn.
         sample: sample of the batch as it was loaded. A step may change the batch in place.
     """
 
@@ -165,22 +165,23 @@ class Given(NamedTuple):
 
 
 class PassMemory:
-    """The random numbers of one pass.
+    """Random numbers of one pass.
 
     Args:
         rng: the global generators.
-        held: gives those that loader and samplers hold.
-        skip: the number of its first batch: those before it were handed out by another process.
-        ahead: the states of the generators before each of the batches from that one on was loaded; empty for one that
-            drew none.
-        asked: the states of those that are held, as the sampler was asked; empty if it has not been.
+        held: returns the generators that loader and samplers hold.
+        skip: number of its first batch: another process has handed out the batches before it.
+        ahead: states of the global generators before the loading of each batch from the first on; empty for a batch
+            that drew no number.
+        asked: states of the held generators when the sampler was asked; empty if it has not been.
         in_process: whether batches are loaded in this process.
-        iterable: whether what is skipped is loaded all the same.
+        iterable: whether skipped batches are loaded all the same.
 
     Attributes:
-        elsewhere: where the generators go on, while they are in the past; None: they are in the present.
-        total: how many batches there are in the pass.
-        changes: of what `asked` and `before_each` tell.
+        elsewhere: the present states of the generators while they stand in the past; None while they stand in the
+            present.
+        total: number of batches in the pass.
+        changes: count of the changes of `asked` and of the result of `before_each`.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class PassMemory:
         self._in_past = False
 
     def indices(self, sampler: Any) -> Iterator[Any]:
-        """The sampler's indices, from the first that is not skipped on, each among the random numbers that it had."""
+        """Yield the sampler's indices from the first one that is not skipped, each with the random numbers it had."""
         if self.asked:
             put(self._held(), self.asked)
         else:
@@ -234,18 +235,18 @@ class PassMemory:
             yield index
 
     def made_anew(self, now: bytes) -> None:
-        """The iterator was made among random numbers of the past: the present ones are put back until it is asked."""
+        """Restore the present random numbers until the first batch: the iterator was made among those of the past."""
         self._made = self._rng.capture()
         self._rng.restore(now)
 
     def drew_nothing(self) -> None:
-        """The batches that have been loaded since the iterator was asked have drawn nothing from the present on."""
+        """Record that the batches loaded since the iterator was last asked have drawn no number."""
         if not self._in_past:
             self._before.update((number, b"") for number in self._asked_now)
             self.changes += 1
 
     def enter_past(self) -> bool:
-        """It is asked; whether for the first time since it was made anew."""
+        """Return to the past for the first batch of an iterator that was made anew. Return whether this is that one."""
         self._asked_now.clear()
         self._in_past = self._made is not None
         made, self._made = self._made, None
@@ -255,31 +256,31 @@ class PassMemory:
         return made is not None
 
     def go_back(self) -> None:
-        """The generators go on from the present."""
+        """Return from the past: the generators go on from the present."""
         now, self.elsewhere = self.elsewhere, None
         if now is not None:
             self._rng.restore(now)
 
     def mark(self) -> bytes:
-        """That of the states which `present` returns."""
+        """Return a mark of the states that `present` returns."""
         if not self._in_process:
             return b""
         return self._rng.mark() if self.elsewhere is None else self._rng.mark_of(self.elsewhere)
 
     def present(self) -> bytes:
-        """The states of the generators, apart from the past; none where batches are loaded elsewhere."""
+        """Return the present states of the generators; empty if batches are not loaded in this process."""
         return (self.elsewhere or self._rng.capture()) if self._in_process else b""
 
     def load_again(self, before: bytes, after: bytes) -> None:
-        """A batch is handed out again: the generators go on as by its loading, if they stand where they did then."""
+        """Repeat the draws of a batch that is handed out again, if the generators stand where they stood before it."""
         if after and before == self.mark():
             self._rng.restore(after)
 
     def before_each(self, number: int) -> list[bytes]:
-        """The states of the generators before each batch from this one on was loaded."""
+        """Return the states of the generators before the loading of each batch from this one on."""
         return [states for known, states in sorted(self._before.items()) if known >= number]
 
     def forget_before(self, number: int) -> None:
-        """Those batches are trained with."""
+        """Forget the states before the batches below this one, which have been trained with."""
         for old in [known for known in self._before if known < number]:
             del self._before[old]

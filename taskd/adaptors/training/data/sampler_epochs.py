@@ -1,13 +1,14 @@
-"""Epoch of a loader's sampler: which one a resumed pass is in, and which one the next pass gets.
+"""Epochs of a loader's sampler: the epoch that a resumed pass is in, and the epoch of the next pass.
 
 Rules:
 
 1. Outside of `state.epochs()` a script that sets another epoch than the recorded one begins another pass.
-2. Within `state.epochs()` the epoch is known. A script that sets another one may count the passes that it begins, as a
-   wrapper with `set_epoch(self.calls)`: if the recorded epoch is the number of the pass, and the one that is set now is
-   not the step. A recovery makes that count too large, or too small in a new process. The sampler gets the recorded
-   epoch, and the difference is added to each later one that goes on in that count.
-3. A sampler that counts its epochs by itself is put back by `pass_numbers`.
+2. Within `state.epochs()` the epoch is known. A script that sets another epoch may count the passes that it begins, as
+   a wrapper with `set_epoch(self.calls)`. It counts them if the recorded epoch is the number of the pass or of
+   `state.epochs()`, and the epoch that is set now is not the step. A recovery makes that count too large, or too small
+   in a new process. The sampler then gets the recorded epoch, and each later epoch of that count gets the difference
+   added.
+3. `pass_numbers` restores a sampler that counts its epochs by itself.
 """
 
 import logging
@@ -24,7 +25,7 @@ class SamplerEpochs:
     """Epochs of one loader's samplers.
 
     Args:
-        name: that of the loader.
+        name: name of the loader.
         samplers: returns its samplers, from the outermost inwards.
         step: returns the number of committed steps.
     """
@@ -34,7 +35,7 @@ class SamplerEpochs:
         self._shift = self._counted = 0
 
     def of_next(self) -> int | None:
-        """Return the epoch of a pass that begins, None without one. The sampler gets it."""
+        """Return the epoch of a pass that begins, None without one. Set it in the sampler."""
         epoch = self._epoch
         if not self._shift or epoch is None:
             return epoch
@@ -71,7 +72,7 @@ class SamplerEpochs:
         return next((epoch for epoch in epochs if type(epoch) is int), None)
 
     def _set(self, epoch: int) -> bool:
-        """Set the epoch of the first sampler that has one. Return whether it can be set."""
+        """Set the epoch of the first sampler that has one. Return whether the sampler now has it."""
         sampler = next(one for one in self._samplers() if type(getattr(one, "epoch", None)) is int)
         try:
             if callable(getattr(sampler, "set_epoch", None)):

@@ -1,18 +1,18 @@
-"""The global batch in shares, and which of them this rank works at.
+"""The global batch in shares, and the shares that this rank works at.
 
 Rules:
 
-1. The global batch is made of as many shares as the full world has ranks (replicas), whatever the present world has.
+1. The global batch has as many shares as the full world has ranks (replicas), whatever the size of the present world.
    In a world of W ranks, rank r works at the shares r, r + W, r + 2 W … one after the other.
-2. DDP averages over W ranks. A share's loss, the mean over its samples, is to be multiplied by W / replicas: the
+2. DDP averages over W ranks. The script multiplies a share's loss, the mean over its samples, by W / replicas: the
    gradients are then the mean over all shares, as in the full world.
-3. DDP communicates in the last share only. The iterator sees to that, also when it is left early. What the script keeps
-   from communicating itself, by `no_sync()` within a share or around the loop, does not communicate in the last either.
-4. With a seed, a share has the numbers of the rank that works at it in the full world. If a step has several loops over
-   the shares, each share goes on in the next one where it was left.
-5. Where the state lies on a mesh, the shares of a whole row (`groups.rows`) that is absent are another row's, rank by
-   rank: all ranks that work together have equally many. FSDP2 all-reduces over rows in the last share only.
-6. In the full world there is one share, of scale 1, and nothing is done for it.
+3. DDP communicates in the last share only. The iterator ensures this, also when it is left early. A wrapper that the
+   script silences itself, by `no_sync()` within a share or around the loop, stays silent in the last share too.
+4. With a seed, a share has the random numbers of the rank that works at it in the full world. If a step has several
+   loops over the shares, each share continues where the loop before left it.
+5. On a mesh, the ranks of another row work at the shares of a whole absent row (`groups.rows`), rank by rank. All ranks
+   that work together then have equally many shares. FSDP2 all-reduces over rows in the last share only.
+6. In the full world each rank has one share, of scale 1, and its loop needs no further work.
 """
 
 import logging
@@ -42,7 +42,7 @@ class Share:
     Attributes:
         index: which share, from 0 to `count` - 1.
         count: shares of the global batch, on all ranks together.
-        scale: what to multiply the share's mean loss with.
+        scale: factor of the share's mean loss.
         last: whether it is this rank's last share of the step.
     """
 
@@ -53,13 +53,13 @@ class Share:
 
 
 class Shares:
-    """The shares of one rank in the present world; before any is entered, in torch's default group.
+    """Shares of one rank in the present world; those of torch's default group before any world is entered.
 
     Args:
-        seeds: those of the state, if it has any.
+        seeds: seeds of the state, if it has any.
 
     Attributes:
-        used: whether the script has asked for them.
+        used: whether the script has requested its shares.
     """
 
     def __init__(self, seeds: Seeds | None) -> None:
@@ -73,19 +73,19 @@ class Shares:
         self._reductions: Reductions | None = None
         self.used = False
         self.present: tuple[Sequence[JobRank], int] | None = None
-        """The ranks of the job in a world that was formed after a fault, and how many it has."""
+        """Job ranks in a world that was formed after a fault, and the number of replicas; None before a fault."""
 
     def lie_on(self, rows: MeshRows | None) -> None:
-        """The state lies on a mesh, with these rows; None if it does not."""
+        """Record the rows of the mesh that the state lies on; None if it lies on no mesh."""
         if rows is not None:
             self._rows, self._shares = rows, None
 
     def enter(
         self, rank: WorldRank, world_size: int, replicas: int, parts: Parts, members: Sequence[JobRank] = ()
     ) -> None:
-        """This process has the rank `rank` of `world_size` now, and the global batch is made for `replicas`.
+        """Enter a world: this process has rank `rank` of `world_size`, and the global batch is made for `replicas`.
 
-        `parts` tell which wrappers there are: they are not kept alive here. `members` are the ranks of the job that are
+        `parts` lists the wrappers, which are not kept alive here. `members` are the ranks of the job that are
         present.
         """
         self._parts = parts
@@ -100,7 +100,7 @@ class Shares:
             self._numbers.forget()
 
     def tell_smaller(self, ranks: int, replicas: int) -> None:
-        """Say so if so many ranks work at the shares of more, and the script does not ask for them."""
+        """Warn if `ranks` ranks work at the shares of more replicas and the script does not request its shares."""
         if replicas > ranks and not self.used:
             _log.warning(
                 "%d of %d ranks go on, and the script does not use state.shares(): the global batch is smaller",
@@ -109,11 +109,11 @@ class Shares:
             )
 
     def of_step(self, step: int) -> Iterable[Share]:
-        """The shares of the step that follows `step` committed ones.
+        """Return the shares of the step that follows `step` committed ones.
 
         Raises:
-            ConfigError: while they are gone through, in a smaller world: the script has switched on the communication
-                of a share that is not the last.
+            ConfigError: during the iteration, in a smaller world: the script has switched on the communication of a
+                share that is not the last.
         """
         self.used = True
         mine = self._shares
@@ -131,8 +131,8 @@ class Shares:
         return self._shares
 
     def _one_by_one(self, mine: tuple[Share, ...], step: int) -> Iterator[Share]:
-        self._let_go()  # of a loop that was left, and that somebody still holds
-        # Those that do not communicate now are inside of `no_sync()`: they are its own.
+        self._let_go()  # wrappers of a loop that was left, while its iterator is still held somewhere
+        # Wrappers that do not communicate now are inside of the script's own `no_sync()`: it controls them.
         parts = self._parts
         assert parts is not None
         self._held = held = WeakSet(w for w in parts.wrappers() if w.require_backward_grad_sync)
@@ -164,7 +164,7 @@ class Shares:
 
 
 class _Numbers:
-    """The random numbers of the shares of one step, in a smaller world."""
+    """Random numbers of the shares of one step, in a smaller world."""
 
     def __init__(self, seeds: Seeds) -> None:
         self._seeds = seeds
@@ -173,11 +173,11 @@ class _Numbers:
         self._left: dict[int, list[bytes]] = {}
 
     def forget(self) -> None:
-        """What has begun is done again from its beginning."""
+        """Forget where shares were left: a step that has begun is done again from its beginning."""
         self._left.clear()
 
     def begin(self, index: int, rank: int, step: int) -> None:
-        """Those of share `index`, which is `rank`'s: from its beginning, or from where an earlier loop has left it."""
+        """Set the numbers of share `index` of rank `rank`: from its beginning, or from where an earlier loop left."""
         if step != self._step:
             self._step = step
             self.forget()
@@ -186,18 +186,18 @@ class _Numbers:
             self._capture.restore(self._left[index])
 
     def end(self, index: int) -> None:
-        """The share was worked at."""
+        """Record where the share leaves its random numbers."""
         self._left[index] = [bytes(state) for state in self._capture.capture()]
 
 
 def shares_of(rank: WorldRank, world_size: int, replicas: int) -> tuple[Share, ...]:
-    """The shares of one rank."""
+    """Return the shares of one rank."""
     own = range(rank, replicas, world_size)
     return tuple(Share(index, replicas, world_size / replicas, last=index == own[-1]) for index in own)
 
 
 def _of_rows(rows: MeshRows, slot: JobRank, members: Sequence[JobRank]) -> tuple[tuple[Share, ...], dict[int, int]]:
-    """The shares of one rank of a mesh, and the ranks whose they are in the full world."""
+    """Return the shares of one rank of a mesh, and the rank that has each of them in the full world."""
     own, count, present = rows.shares(slot, members)
     shares = tuple(Share(index, count, present, last=at + 1 == len(own)) for at, (index, _) in enumerate(own))
     return shares, dict(own)
@@ -205,11 +205,11 @@ def _of_rows(rows: MeshRows, slot: JobRank, members: Sequence[JobRank]) -> tuple
 
 def _synchronise(wrappers: Iterable[DistributedDataParallel], wanted: bool) -> None:
     for wrapper in wrappers:
-        wrapper.require_backward_grad_sync = wanted  # what `no_sync()` sets
+        wrapper.require_backward_grad_sync = wanted  # the attribute that `no_sync()` sets
 
 
 def _expect_silent(wrappers: Iterable[DistributedDataParallel], share: Share) -> None:
-    """Ranks with one share would wait for the communication of those with two, or take part in a wrong one."""
+    """Raise `ConfigError` if a wrapper communicates in this share: ranks with fewer shares would wait, or mismatch."""
     for wrapper in wrappers:
         if wrapper.require_backward_grad_sync:
             raise ConfigError(

@@ -1,10 +1,10 @@
-"""Data loaders that a script trains from without having given them to its state: they are told of, with their line.
+"""Data loaders that a script trains from without having given them to its state: a warning names their line.
 
 Rules:
 
-1. From the entry into the resilient function to the first commit, torch's loaders tell of the iterators they make. One
-   that is in the middle of its pass at that commit is what the script trains from.
-2. After that torch is as it was, and nothing is paid.
+1. Iterators that torch's loaders make are recorded between the entry into the resilient function and the first commit.
+   If an iterator is in the middle of its pass at that commit, the script trains from it.
+2. Afterwards torch's class is restored, and nothing is paid.
 """
 
 import logging
@@ -22,14 +22,14 @@ _NOT_THE_SCRIPTS = ("torch", "torchdata", "taskd", "accelerate", "lightning", "p
 
 
 class Strays:
-    """Watches for them until `report` or `stop` is called."""
+    """Watch over loaders outside of the state, until `report` or `stop` is called."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[weakref.ref[Any], str]] = []
         self._own: Any = None
 
     def watch(self) -> None:
-        """Begin."""
+        """Start to record iterators."""
         if self._own is not None:
             return
         own = self._own = vars(dataloader._BaseDataLoaderIter)["__init__"]
@@ -43,14 +43,14 @@ class Strays:
         dataloader._BaseDataLoaderIter.__init__ = around(own, noting)  # type: ignore[method-assign]
 
     def stop(self) -> None:
-        """Put torch back."""
+        """Restore torch's class."""
         if self._own is not None:
             dataloader._BaseDataLoaderIter.__init__ = self._own  # type: ignore[method-assign]
             self._own = None
         self._seen.clear()
 
     def report(self) -> None:
-        """A step is committed: say from which loaders it came, and stop."""
+        """Warn of the loaders that the first committed step came from, and stop."""
         lines = {line for known, line in self._seen if _in_the_middle(known())}
         self.stop()
         for line in sorted(lines):
@@ -63,7 +63,7 @@ class Strays:
 
 
 def _keeps_itself(loader: Any) -> bool:
-    """Loaders with a state of their own are given to the state under their name, or kept by the script."""
+    """Return whether a loader has a state of its own: the TrainState has it by name, or the script restores it."""
     return callable(getattr(loader, "load_state_dict", None))
 
 
@@ -77,7 +77,7 @@ def _in_the_middle(iterator: Any) -> bool:
 
 
 def iterated_at() -> str:
-    """Return `file:line` of the script's loop. To be called from a body around an iterator's `__init__`."""
+    """Return `file:line` of the script's loop. Call it from a body around an iterator's `__init__`."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_SCRIPTS:
         frame = frame.f_back

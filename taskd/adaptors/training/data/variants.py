@@ -6,19 +6,19 @@ No function is put into the object: that would be a cycle, and loaders end their
 from typing import Any
 
 _CLASS: Any = vars(object)["__class__"]
-"""A loader of accelerate's says that its class is another."""
+"""Descriptor that sets the real class of an object: accelerate's loaders return another one as their `__class__`."""
 
 
 def class_of(one: Any) -> Any:
-    """That of an object itself."""
+    """Return the real class of an object."""
     return type(one)
 
 
 def become(one: Any, kind: type) -> None:
-    """Have this object be of that class."""
+    """Change the class of an object to `kind`."""
     _CLASS.__set__(one, kind)
 
 
 def variant(kind: Any, body: dict[str, Any]) -> type:
-    """The class `kind` with these methods in front of its own; by its name nobody sees that."""
+    """Return a subclass of `kind` with these methods in front of its own, and with the same name and module."""
     return type(kind.__name__, (kind,), {**body, "__module__": kind.__module__, "__qualname__": kind.__qualname__})

@@ -1,1 +1,1 @@
-"""What wrappers and schedules of torch hold of a step that is not done: dropped, so that it can be done again."""
+"""Values of an unfinished step in torch's wrappers and schedules. They are dropped, so the step can be done again."""

@@ -1,13 +1,13 @@
-"""What FSDP2 (`fully_shard`) holds of an interrupted step: unsharded parameters, gradients, gathers and flags.
+"""Values of an interrupted step in FSDP2 (`fully_shard`): unsharded parameters, gradients, gathers and flags.
 
 Rules:
 
-1. torch's own `reset_iter_state` (from 2.13 on; `restart` before) reshards and clears what leads through a step. It
-   leaves the gradients of unsharded parameters, which the next backward pass would add to, and it waits for gathers,
-   which never end once a peer is gone.
-2. The flags by which a script accumulates gradients (`set_requires_gradient_sync` …) are those of the last commit: a
-   rank that was interrupted without communication would else meet a new one that communicates.
-3. The process groups are handles, and stay.
+1. torch's own `reset_iter_state` reshards, and clears the bookkeeping of a step. (It exists from 2.13 on; before that,
+   `seams.sharded.restart` takes its place.) It leaves the gradients of unsharded parameters, to which the next backward
+   pass would add. It also waits for gathers, which never end once a peer is gone.
+2. The flags by which a script accumulates gradients (`set_requires_gradient_sync` …) are restored to those of the last
+   commit. Otherwise a rank that was interrupted without communication would meet a new one that communicates.
+3. The process groups are handles, and are kept.
 
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/fsdp/_fully_shard`.
 """
@@ -28,7 +28,7 @@ _OF_GROUP = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 
 
 def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
-    """Those that `fully_shard` was applied to, each once, in their order; none of an FSDP2 that does not fit."""
+    """Return the modules with `fully_shard` applied, each once, in order; none if this FSDP2 does not fit."""
     kind = imported("torch.distributed.fsdp", "FSDPModule")
     if kind is None:
         return []
@@ -37,25 +37,25 @@ def sharded_modules(modules: Sequence[torch.nn.Module]) -> list[Any]:
 
 
 def sharded_parameters(modules: Sequence[torch.nn.Module]) -> list[torch.Tensor]:
-    """The parameters in their sharded form (DTensor), whatever the modules hold at the moment."""
+    """Return the parameters in their sharded form (DTensor), whatever form the modules hold at the moment."""
     return [p.sharded_param for m in sharded_modules(modules) for group in _groups(m) for p in group.fsdp_params]
 
 
 def data_dimensions(modules: Sequence[torch.nn.Module]) -> set[str]:
-    """The names of the dimensions along which these modules shard or replicate: their ranks have data of their own."""
+    """Return the names of the mesh dimensions of these modules. Ranks along them have data of their own."""
     groups = [group for module in sharded_modules(modules) for group in _groups(module)]
     meshes = [getattr(getattr(group, "mesh_info", None), "mesh", None) for group in groups]
     return {name for mesh in meshes if mesh is not None for name in mesh.mesh_dim_names or ()}
 
 
 class Reductions:
-    """The all-reduces of gradients over replicated dimensions, while several shares of a batch are worked at.
+    """The all-reduces of gradients over replicated dimensions, while a rank computes several shares of a batch.
 
-    Where they are off, a script that switches communication on again for its last micro-batch (`_SWITCHES`) gets the
-    reduction over sharded dimensions alone.
+    While they are off, a script may switch communication on again for its last micro-batch (`_SWITCHES`). It then gets
+    only the reduction over sharded dimensions.
 
     Args:
-        modules: the sharded ones.
+        modules: the sharded modules.
     """
 
     def __init__(self, modules: Sequence[Any]) -> None:
@@ -64,7 +64,7 @@ class Reductions:
         self._begun = [(group, group.all_reduce_grads) for group in groups]
 
     def switch(self, wanted: bool) -> None:
-        """Have gradients all-reduced by the next backward pass, if they were at first; or kept until one does."""
+        """Let the next backward pass all-reduce gradients if `wanted` and if it did at first; else keep them back."""
         for module in self._modules:
             for name in _SWITCHES:
                 vars(module).pop(name, None)
@@ -80,7 +80,7 @@ class Reductions:
 
 
 def flags(modules: Sequence[Any]) -> Flags:
-    """The flags of these sharded modules."""
+    """Return the flags of these sharded modules."""
     return [
         [_context(module).is_last_backward, *(getattr(g, name) for g in _groups(module) for name in _OF_GROUP)]
         for module in modules
@@ -88,7 +88,7 @@ def flags(modules: Sequence[Any]) -> Flags:
 
 
 def put_flags(modules: Sequence[Any], known: Flags) -> None:
-    """Make the flags of these sharded modules what `flags` has returned. Others are left as they are."""
+    """Set the flags of these sharded modules to a result of `flags`. Further modules stay as they are."""
     for module, (last, *values) in zip(modules, known, strict=False):
         _context(module).is_last_backward = last
         names = ((group, name) for group in _groups(module) for name in _OF_GROUP)
@@ -97,7 +97,7 @@ def put_flags(modules: Sequence[Any], known: Flags) -> None:
 
 
 def drop_step(modules: Sequence[Any]) -> None:
-    """Forget the step that these sharded modules are in: afterwards all parameters are sharded, without gradients."""
+    """Drop the present step of these sharded modules. Afterwards all parameters are sharded, without gradients."""
     for module in modules:
         module._get_fsdp_state()._comm_ctx.all_gather_state = None
         for group in _groups(module):

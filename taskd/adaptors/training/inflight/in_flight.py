@@ -1,4 +1,4 @@
-"""All that wrappers, optimizers and schedules hold of one training state's present step."""
+"""Values of a training state's present step that wrappers, optimizers and schedules hold."""
 
 from taskd.adaptors.training.inflight import fsdp2, pipelining
 from taskd.adaptors.training.parts.library_part import LibraryPart
@@ -8,7 +8,10 @@ from taskd.adaptors.training.sharding.own_state import own_state
 
 
 class InFlight:
-    """Looked for as the training function is entered; `any` says whether a commit has anything to put down."""
+    """Holders of the present step's values, found as the training function is entered.
+
+    `any`: whether a commit has anything to record of them.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -17,19 +20,19 @@ class InFlight:
         self._library = [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
         self.any = bool(self._sharded or self._told)
         self.flags: fsdp2.Flags = []
-        """As of the last commit."""
+        """FSDP2's flags at the last commit."""
         self.begun_at = -1
-        """The step at which the training began; -1 if that is not known. The first step is the one behind it."""
+        """The step at which the training began; -1 if that is not known. The first step is the one after it."""
         self.mark()
 
     def mark(self) -> None:
-        """A step is committed."""
+        """Record the values of a step that is committed."""
         self.flags = fsdp2.flags(self._sharded)
         for own in self._told:
             own.mark()
 
     def drop_step(self, step: int) -> None:
-        """Let go of the step, and put the flags of the last commit back. `step` is the one that training goes on at.
+        """Drop the present step, and restore the flags of the last commit. Training continues at `step`.
 
         Raises:
             RestoreError: something of the step may still be under way.
@@ -44,7 +47,7 @@ class InFlight:
             own.drop_step()
 
     def complete(self) -> None:
-        """All ranks have the state of one step again: make whole what is divided among them. Collective.
+        """Make divided values whole again, as all ranks have the state of one step. Collective.
 
         Raises:
             RuntimeError: a peer has died.
@@ -55,6 +58,6 @@ class InFlight:
             library.complete()
 
     def take(self, flags: fsdp2.Flags, begun_at: int) -> None:
-        """Use a donor's flags from now on, and the step at which its training began."""
+        """Use a donor's flags from now on, and the donor's `begun_at`."""
         self.flags, self.begun_at = flags, begun_at
         fsdp2.put_flags(self._sharded, flags)

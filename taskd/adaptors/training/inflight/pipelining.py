@@ -1,12 +1,12 @@
-"""What `torch.distributed.pipelining` holds of an interrupted step: chunks, losses, and what stages have agreed on.
+"""Values of an interrupted step in `torch.distributed.pipelining`: chunks, losses, and agreements of the stages.
 
 Rules:
 
-1. In its first step a schedule has all stages vote, and infer the shapes of what they exchange by messages. A survivor
-   would leave that out and meet a new process that does it: so all ranks do it again.
-2. That runs the stages once, on memory with any content. Buffers that it changes are put back afterwards, since the
-   undisturbed run has no such pass there. Its first step has one, so in that step the buffers stay as they are.
-3. A stage's group is a handle, and stays.
+1. In its first step a schedule makes all stages vote, and exchange messages to infer the shapes of their inputs. A
+   survivor would skip that and meet a new process that does it. So all ranks do it again.
+2. It runs the stages once, on memory with any content. Buffers that this changes are restored afterwards, because the
+   undisturbed run has no such pass at that point. Its first step has one, so in that step the buffers are not restored.
+3. A stage's group is a handle, and is kept.
 
 Source of the method: torch 2.6, 2.9, 2.12, 2.13 and 2.15, `torch/distributed/pipelining`.
 """
@@ -29,12 +29,12 @@ _CHUNKS: Final = ("fwd_cache", "bwd_cache", "backward_state", "dw_runner")
 
 
 def stages() -> list[Any]:
-    """The stages of this process."""
+    """Return the stages of this process."""
     return _living(*_STAGE)
 
 
 def stages_of(parts: Parts) -> list[Any]:
-    """Return the stages that a state has: another one was dropped by the script, or is refused."""
+    """Return the stages of a state. Any other stage was dropped by the script, or is refused."""
     known = {id(parameter) for module in parts.modules for parameter in module.parameters()}
     found = []
     for stage in stages():
@@ -45,9 +45,9 @@ def stages_of(parts: Parts) -> list[Any]:
 
 
 def drop_step(is_first: Callable[[], bool]) -> None:
-    """Forget the step that the schedules of this process are in, and what their stages have agreed on.
+    """Drop the present step of this process's schedules, and the agreements of their stages.
 
-    `is_first` returns, as they agree again, whether that is in the first step of the training.
+    `is_first` is called as they agree again; it returns whether that is in the first step of the training.
     """
     for stage in stages():
         stage.clear_runtime_states()
@@ -62,7 +62,7 @@ def drop_step(is_first: Callable[[], bool]) -> None:
 
 
 def _keep_buffers(schedule: Any, is_first: Callable[[], bool]) -> None:
-    """Once, when the stages agree again, put their buffers back."""
+    """Restore the stages' buffers once, when the stages agree again."""
     name = "_initialize_stages" if hasattr(schedule, "_stages") else "_initialize_stage"
     if name in vars(schedule):
         delattr(schedule, name)  # the stages have not agreed since the fault before

@@ -1,1 +1,1 @@
-"""What of a training cannot be recovered in place, or not exactly: found, told, refused."""
+"""Limits of recovery in place: obstacles to it, or to its exactness, are found, reported and refused."""

@@ -1,7 +1,7 @@
-"""Whether what a new process has compiled may differ in the last bits from what its predecessor ran.
+"""Kernels that a new process has compiled itself: their results may differ in the last bits from its predecessor's.
 
-torch's inductor keeps kernels in a folder that the processes of a node share. Those that a new process finds there are
-the same. Those that it makes itself may have been tuned otherwise, or be for other shapes than the first ones.
+torch's inductor keeps kernels in a folder that the processes of a node share. Kernels that a new process finds there
+are the same. Kernels that it compiles itself may be tuned differently, or be for other shapes than the first ones.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def compiled_anew() -> str:
-    """What this process has compiled by itself, in words; "" if nothing, or if that is not known."""
+    """Describe what this process has compiled itself; return "" if nothing, or if that is not known."""
     counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
     if counters is None or "torch._inductor.compile_fx" not in sys.modules:
         return ""

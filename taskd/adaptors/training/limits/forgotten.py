@@ -1,7 +1,7 @@
-"""Schedulers, optimizers, scalers and averages that belong to the training, and that the state was not given.
+"""Schedulers, optimizers, scalers and averages that belong to the training but were not given to the state.
 
-A new process would train on with those of its set-up, and a step that is done again would move them twice. They are
-found among the objects of their kinds, as the training function is entered.
+A new process would continue to train with those of its set-up, and a step that is done again would move them twice.
+They are found among all objects of their kinds when the training function is entered.
 """
 
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ from taskd.adaptors.training.parts.parts import Parts
 
 _KINDS: Final = (LRScheduler, torch.optim.Optimizer, torch.amp.GradScaler, AveragedModel)
 _DEPTH: Final = 3
-"""So far inside of a part, its own `state_dict` is taken to have what is there."""
+"""Depth inside a part down to which its own `state_dict` is assumed to cover all objects."""
 
 
 def forgotten(parts: Parts) -> list[Any]:
-    """Return them, each once."""
+    """Return the forgotten objects, each once."""
     found = instances(*_KINDS)
     covered = set(map(id, _within([*parts.all.values(), *parts.replicated.values()], _DEPTH)))
     groups = {id(optimizer.param_groups) for optimizer in parts.optimizers}
@@ -37,7 +37,7 @@ def forgotten(parts: Parts) -> list[Any]:
 
 
 def _only_steps(one: Any, covered: set[int]) -> bool:
-    """An optimizer that holds others, all of which were given."""
+    """Return whether the object is an optimizer that holds others, all of which were given."""
     inner = [*held_by(one)] if isinstance(one, torch.optim.Optimizer) else []
     return bool(inner) and all(id(optimizer) in covered for optimizer in inner)
 
@@ -47,7 +47,7 @@ def _shapes(module: torch.nn.Module) -> list[torch.Size]:
 
 
 def _belongs(one: Any, groups: set[int], trained: set[int]) -> bool:
-    """It has to do with what the state trains, and does something."""
+    """Return whether the object acts on the parameters or optimizers of the state, or is a scaler that is enabled."""
     if isinstance(one, LRScheduler):
         return id(getattr(getattr(one, "optimizer", None), "param_groups", None)) in groups
     if isinstance(one, torch.optim.Optimizer):
@@ -57,7 +57,7 @@ def _belongs(one: Any, groups: set[int], trained: set[int]) -> bool:
 
 
 def _within(values: list[Any], depth: int) -> Iterator[Any]:
-    """These, and what they hold as attributes, in lists and in dicts."""
+    """Yield these values, and the values that they hold as attributes, in lists and in dicts, down to `depth`."""
     for value in values:
         yield value
         if depth and not isinstance(value, torch.Tensor | type):

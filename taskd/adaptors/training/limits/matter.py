@@ -1,13 +1,13 @@
-"""One thing that stands in the way of a recovery in place, as it is told and refused."""
+"""One obstacle to recovery in place, as it is reported and refused."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Matter:
-    """What it is, and what it stands in the way of."""
+    """An obstacle, its remedy, and the recoveries that it prevents."""
 
     text: str
     remedy: str
     no_rebuild: bool = False
-    """Even if every process lives; else only when one is to be replaced."""
+    """True if it prevents a recovery even when every process lives. Otherwise it does so only if one is replaced."""

@@ -1,11 +1,11 @@
-"""What of a training cannot be recovered in place: found as the resilient function is entered, told, and refused.
+"""Obstacles to recovery in place: found as the resilient function is entered, reported, and refused.
 
 Rules:
 
-1. Each matter is one warning of rank 0, with the line of the script that it comes from and how to mend it. The agent
-   is told for every rank, so that at a fault all processes start anew at once, without attempts.
-2. Nothing is imported to recognise it: what a script uses is there already.
-3. A wrapper whose parameters no part of the state has would train on in a new process from that process's set-up.
+1. Each obstacle (`Matter`) is one warning of rank 0, with its line in the script and its remedy. The agent gets it from
+   every rank, so at a fault all processes start anew at once, without attempts.
+2. Nothing is imported to detect an obstacle, because everything that a script uses is imported already.
+3. If no part of the state holds a wrapper's parameters, a new process would train them from its own set-up.
 """
 
 import gc
@@ -39,7 +39,7 @@ _SEEN = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRSche
 
 
 class Refusals:
-    """What one process refuses, all matters together: its agent knows the newest list only."""
+    """The refusals of one process. They are always sent all together, since its agent keeps only the newest list."""
 
     def __init__(self, refuse: Callable[..., None], tells: bool) -> None:
         self._refuse = refuse
@@ -48,19 +48,19 @@ class Refusals:
         self._unproven: dict[str, Matter] = {}
         self._first_step = self._anew = ""
         self.warned = False
-        """Whether something was found that is not refused."""
+        """True if something was found that is not refused."""
         self.fetches_ahead = False
-        """Whether the text of the script shows a batch that is fetched ahead, which is refused until it is proven."""
+        """True if the script's text shows a batch that is fetched ahead, which is refused until proven."""
         self.hinders_proof = ""
-        """Why the self-check does no step twice in this script; "" if nothing of its text speaks against it."""
+        """Why the self-check does no step twice in this script; "" if nothing in its text forbids it."""
 
     @property
     def of_newcomers(self) -> bool:
-        """Whether no new process is taken in, whatever it could be given."""
+        """True if no new process is admitted, whatever state it could get."""
         return bool(self._matters)
 
     def add(self, *matters: Matter) -> None:
-        """Refuse these too."""
+        """Refuse these obstacles too, with a warning for each."""
         new = [matter for matter in matters if matter.text not in self._matters]
         if not new:
             return
@@ -71,7 +71,7 @@ class Refusals:
         self._say()
 
     def until_proven(self, *matters: Matter) -> None:
-        """Refuse these too, without a warning, until `prove` is called."""
+        """Refuse these obstacles too, without a warning, until `prove` is called."""
         if matters:
             self._unproven.update((matter.text, matter) for matter in matters)
             self._say()
@@ -85,27 +85,28 @@ class Refusals:
             self.add(*unproven.values())
 
     def warn(self, *texts: str) -> None:
-        """Warn of what is not refused."""
+        """Warn of findings that are not refused."""
         for text in texts:
             self.warned = True
             self.tell(text)
 
     def tell(self, text: str) -> None:
-        """Log a warning that hinders no self-check, in one process of the job."""
+        """Log a warning in one process of the job. Unlike `warn`, it does not hinder the self-check."""
         if self._tells:
             logger.warning("%s", text)
 
     def first_step(self, error: str) -> None:
-        """The first step of a new world has failed of this, which the script has raised by itself; "": try the next.
+        """Report the error with which the first step of a new world failed, raised by the script itself; "" for none.
 
-        Beside a new process that is as likely to come again, and not tried. With every process alive it is.
+        With a new process in the world it is likely to recur, so no such world is tried again. A world without new
+        processes is still tried.
         """
         if error != self._first_step:
             self._first_step = error
             self._say()
 
     def ask_anew(self, reason: str) -> None:
-        """Ask that all processes start anew at once."""
+        """Request that all processes start anew at once."""
         self._anew = reason
         self._say()
 
@@ -120,13 +121,13 @@ class Refusals:
 def matters(
     parts: Parts, unkept: Sequence[Unkept] = (), *, joins: bool = False, backs_up: bool = False
 ) -> list[Matter]:
-    """All that stands in the way in this process, as the training function is about to be called.
+    """Return all obstacles in this process, as the training function is about to be called.
 
-    A process that `joins` does not look for what its set-up has made or forgotten. Its predecessor has looked at the
-    same place of the script, and where it found something, no newcomer is taken in. With `backs_up`, what no other rank
-    has comes from copies.
+    A process that `joins` does not search for objects that its set-up has made or forgotten. Its predecessor has
+    searched at the same place of the script, and if it found something, no newcomer is admitted. With `backs_up`,
+    copies provide the parts that no other rank has.
 
-    `unkept` are the collectives of the set-up that a new process cannot be given the results of.
+    `unkept`: collectives of the set-up whose results a new process cannot get.
     """
     found = [] if joins else _of_set_up(parts)
     found.extend(_of_parts(parts))
@@ -140,9 +141,10 @@ def matters(
 
 
 def _of_set_up(parts: Parts) -> list[Matter]:
-    """What the set-up has made that does not belong to the state. Garbage does not count.
+    """Return an obstacle for each object that the set-up has made outside of the state. Garbage does not count.
 
-    To collect that takes as long as the heap is large, which no recovery may wait for: so newcomers never come here.
+    To collect garbage takes the longer, the larger the heap is. No recovery may wait for that, so newcomers never call
+    this.
     """
     found = [*_of_wrappers(parts), *_of_stages(parts), *_of_forgotten(parts)]
     if found:
@@ -168,7 +170,7 @@ def _has_statistics(module: torch.nn.Module) -> bool:
 
 
 def tell_inexact(parts: Parts) -> None:
-    """Warn of what is recovered in place, and not to the last bit."""
+    """Warn of values that are recovered in place, but not to the last bit."""
     for wrapper in parts.wrappers():
         layers = sum(map(_has_statistics, wrapper.modules()))
         if layers:
@@ -182,7 +184,7 @@ def tell_inexact(parts: Parts) -> None:
 
 
 def _tensors(parts: Parts) -> Iterator[torch.Tensor]:
-    """What a donor sends to a new process in any case."""
+    """Yield the tensors that a donor sends to a new process in any case."""
     yield from map(local, Specs(parts))
     yield from parts.parameters()
     for module in parts.modules:
@@ -231,7 +233,7 @@ def _of_wrapper(wrapper: DistributedDataParallel, parts: Parts) -> Iterator[Matt
 
 
 def _missing(module: torch.nn.Module, parts: Parts) -> list[torch.Tensor]:
-    """The parameters and buffers of a module that would not come with the state."""
+    """Return the parameters and buffers of a module that would not be sent with the state."""
     tensors = [*module.parameters(), *module.buffers()]
     known = {id(tensor) for module in parts.modules for tensor in (*module.parameters(), *module.buffers())}
     missing = [tensor for tensor in tensors if id(tensor) not in known]
@@ -286,7 +288,7 @@ def _of_parts(parts: Parts) -> Iterator[Matter]:
 
 
 def alone(parts: Parts) -> Iterator[Matter]:
-    """What this rank has and no other."""
+    """Yield an obstacle for each kind of state that this rank has and no other."""
     shards = [tensor for tensor in Specs(parts) if _is_cut(tensor) and _copies(tensor) == 1]
     if shards:
         yield Matter(
@@ -324,13 +326,13 @@ def alone(parts: Parts) -> Iterator[Matter]:
 
 
 def _is_cut(tensor: Any) -> bool:
-    """Whether this rank has less than all of it."""
+    """Return whether this rank has less than all of the tensor."""
     mesh = tensor.device_mesh
     return any(mesh.size(at) > 1 and not placement.is_replicate() for at, placement in enumerate(tensor.placements))
 
 
 def _copies(tensor: Any) -> int:
-    """How many ranks have the same part of a sharded tensor, by its mesh; the world may have several such meshes."""
+    """Return how many ranks have the same part of a sharded tensor. The world may have several meshes like its own."""
     mesh = tensor.device_mesh
     whole: int = math.prod(mesh.size(at) for at, placement in enumerate(tensor.placements) if placement.is_replicate())
     return whole * (dist.get_world_size() // int(mesh.size()))

@@ -1,10 +1,10 @@
-"""What lives in a training process beside its state, and is not renewed with the process groups: refused by name.
+"""Objects outside of the training state that are not renewed with the process groups: found and refused by name.
 
 Rules:
 
-1. Looked for once, as the resilient function is entered. A process that joins does not look: where one of these is, it
-   would not have come to be.
-2. Only what a module has defined that the script has imported can be there: nothing else is looked for.
+1. They are searched for once, as the resilient function is entered. A process that joins does not search: if one of
+   them existed, it would not have been admitted.
+2. Only objects of modules that the script has imported can exist. Nothing else is searched for.
 """
 
 import sys
@@ -21,11 +21,11 @@ from taskd.adaptors.training.parts.parts import Parts
 from taskd.adaptors.training.sharding.own_state import own_state
 
 _STEPPING_HOOKS: Final = ("hook_then_optimizer", "hook_with_zero", "apply_optim_in_backward_hook")
-"""Of torch's own; each steps an optimizer inside the backward pass."""
+"""Communication hooks of torch's own that step an optimizer inside the backward pass."""
 
 
 def of_process(parts: Parts) -> Iterator[Matter]:
-    """All of that kind in this process."""
+    """Yield an obstacle for each such object in this process."""
     where = f"the resilient function entered at {script_line()}"
     yield from _of_remote_calls(where)
     yield from _of_objects(parts, where)

@@ -1,1 +1,1 @@
-"""What a training state is made of, and how each kind of part is captured and put back."""
+"""The parts of a training state, and how each kind of part is captured and restored."""

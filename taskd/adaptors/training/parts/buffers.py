@@ -1,15 +1,17 @@
-"""What a forward pass changes of the models although no optimizer has stepped: buffers, and parameters that follow.
+"""Buffers and other values that a forward pass changes in the models although no optimizer has stepped.
 
 Rules:
 
-1. Buffers (BatchNorm's statistics) are copied before the first forward pass after a commit, and put back.
-2. A parameter that no optimizer trains may change in the forward pass too: a key encoder that follows the other one
-   (MoCo). Which do is seen in the first steps, from their versions and some of their elements: one that is changed
+1. Buffers (BatchNorm's statistics) are copied before the first forward pass after a commit, and restored.
+2. A parameter that no optimizer trains may change in the forward pass too: a key encoder that follows another one
+   (MoCo). The first steps show which ones do, by their versions and some of their elements. A parameter that is changed
    through `.data`, or given other memory there, has no new version. From then on those are copied with the buffers.
-   What a library gathers, or moves to a device, for the time of a pass (ZeRO-3, offloading) has not changed by that.
-3. So may other attributes (see `plain`): they are put down and put back at the same moments.
-4. In a step in which one has changed for the first time nothing can be put back. Nor, ever, where the forward pass runs
-   inside the optimizer's step (closures): what follows the optimizer is not told from what precedes it there.
+   A parameter that a library gathers, or moves to a device, for the time of a pass (ZeRO-3, offloading) counts as
+   unchanged.
+3. Other attributes may change too (see `plain`): they are recorded and restored at the same moments.
+4. In a step in which a parameter has changed for the first time nothing can be restored. The same holds for all steps
+   if the forward pass runs inside the optimizer's step (closures): changes before the optimizer cannot be distinguished
+   from later ones there.
 """
 
 from collections.abc import Sequence
@@ -21,18 +23,18 @@ from taskd.adaptors.training.parts.plain import Plain
 from taskd.adaptors.training.sharding.own_state import own_state
 
 _STEPS: Final = 3
-"""In so many it is found out which parameters change."""
+"""Number of first steps that show which parameters change."""
 _ELEMENTS: Final = 64
 _Mark = tuple[int, torch.Size, torch.Tensor]
 """Version, shape and first elements of a parameter."""
 
 
 class Buffers:
-    """Copies them before the first forward pass after a commit, and puts them back.
+    """Copies of buffers, made before the first forward pass after a commit and restored where a step is done again.
 
     Args:
-        modules: whose buffers they are.
-        optimizers: what they do not train may change in a forward pass.
+        modules: modules whose buffers they are.
+        optimizers: parameters that these do not train may change in a forward pass.
         plain: the modules' other attributes.
     """
 
@@ -52,15 +54,15 @@ class Buffers:
         self._steps_left = _STEPS
         self._quiet = 0
         self.touched = False
-        """Whether a forward pass may have changed them since the commit."""
+        """True if a forward pass may have changed them since the commit."""
 
     def begin(self) -> None:
-        """The training function is entered: passes of the set-up are no step's."""
+        """Forget forward passes of the set-up, which belong to no step: the training function is entered."""
         self.touched = False
         self._plain.begin()
 
     def save(self, module: torch.nn.Module) -> bool:
-        """Before a forward pass; tells whether there is anything to save."""
+        """Copy the buffers before a forward pass. Return whether there is anything to save."""
         if self.touched or not module.training:
             return True
         if self._live is None or self._grown:
@@ -76,13 +78,13 @@ class Buffers:
         return self.touched
 
     def committed(self) -> None:
-        """A step is done."""
+        """Record that a step is done."""
         if self.touched and self._plain.watching:
             self._plain.committed()
         self.touched = False
 
     def stepping(self) -> None:
-        """The first optimizer of a step is about to change what it trains: what has changed by now follows it."""
+        """Find parameters that have changed by now: they follow those that the optimizers are about to change."""
         if self._watched and self.touched:
             found = self._changed()
             self._movers += found
@@ -92,11 +94,11 @@ class Buffers:
                 self._watched, self._marks = [], []
 
     def covers(self, tensor: torch.Tensor) -> bool:
-        """Whether this tensor is put back."""
+        """Return whether this tensor is restored."""
         return any(tensor is mover for mover in self._movers)
 
     def can_be_put_back(self) -> bool:
-        """Tell whether they are still the tensors that were saved; a module may have put others there."""
+        """Return whether the buffers are still the tensors that were saved: a module may have replaced them."""
         if self.touched and self._changed():
             return False
         if self._live is None or (self._live and not self.touched):
@@ -105,7 +107,7 @@ class Buffers:
         return len(now) == len(self._live) and all(a is b for a, b in zip(now, self._live, strict=True))
 
     def put_back(self) -> None:
-        """Make them those of the commit."""
+        """Restore the buffers, and the modules' other attributes, to those of the commit."""
         if self.touched and self._live:
             with torch.no_grad():
                 torch._foreach_copy_(self._live, self._saved)
@@ -123,7 +125,7 @@ class Buffers:
         self._marks = marks
 
     def _changed(self) -> list[torch.Tensor]:
-        """Which of the watched parameters have changed since they were looked at, and are not saved."""
+        """Return the watched parameters that have changed since they were marked, and are not saved."""
         pairs = zip(self._watched, self._marks, strict=True)
         others = [(parameter, mark) for parameter, mark in pairs if not self.covers(parameter)]
         return [parameter for parameter, mark in others if not _is_same(_marked(parameter), mark)]
@@ -137,7 +139,7 @@ def _marked(parameter: torch.Tensor) -> _Mark:
         own = parameter.detach()
         own = own.to_local() if hasattr(own, "to_local") else own
         plain = type(own) is torch.Tensor and own.layout is torch.strided and own.device.type != "meta"
-        if plain and own.untyped_storage().nbytes():  # FSDP2 frees the memory of what it has gathered
+        if plain and own.untyped_storage().nbytes():  # FSDP2 frees the memory of gathered parameters
             elements = own.as_strided((min(own.numel(), _ELEMENTS),), (1,), own.storage_offset())
             return parameter._version, own.shape, elements.clone()
     except (RuntimeError, NotImplementedError, TypeError):  # a library's own kind, such as a quantized one

@@ -1,6 +1,6 @@
-"""What only holds others, such as torchtitan's containers of one optimizer and one scheduler for each part of a model.
+"""Containers of other parts, such as torchtitan's of one optimizer and one scheduler for each part of a model.
 
-Its own state is none, or that of one of them alone: those that it holds are parts, in its place.
+A container has no state of its own, or only that of one of its members. The members are parts, in its place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 def opened(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts, those of a container by its name and their numbers."""
+    """Return the parts; the members of a container stand there under its name and their numbers."""
     found: dict[str, Any] = {}
     for name, part in parts.items():
         inner = contained(part)
@@ -20,7 +20,7 @@ def opened(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def contained(part: Any) -> list[Any]:
-    """Those that a container holds in a list or a dict; none if it is not one."""
+    """Return the members that a container holds in a list or a dict; none if the part is no container."""
     if isinstance(part, torch.optim.Optimizer):
         return [
             one for value in vars(part).values() for one in _listed(value) if isinstance(one, torch.optim.Optimizer)
@@ -31,7 +31,7 @@ def contained(part: Any) -> list[Any]:
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> Iterator[torch.optim.Optimizer]:
-    """The optimizers among its attributes, and in lists and dicts of these."""
+    """Yield the optimizers among an optimizer's attributes, and in lists and dicts of these."""
     for value in vars(optimizer).values():
         items = [value] if isinstance(value, torch.optim.Optimizer) else _listed(value)
         yield from (one for one in items if isinstance(one, torch.optim.Optimizer) and one is not optimizer)

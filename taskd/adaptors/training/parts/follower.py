@@ -1,4 +1,4 @@
-"""One part that may follow the optimizers: whether it moves, and when in a step."""
+"""One part that may follow the optimizers: whether it moves in a step, and when."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -10,12 +10,12 @@ from taskd.adaptors.training import tree
 from taskd.adaptors.training.parts.plain_copy import PlainCopy
 
 _TRIES: Final = 3
-"""Steps in which it is found out how a part changes."""
+"""Number of first steps that show how a part changes."""
 _SOME: Final = 64
 
 
 class Follower:
-    """What is known of one part."""
+    """Observed changes of one part."""
 
     def __init__(self, name: str, part: Any) -> None:
         self.name = name
@@ -31,7 +31,7 @@ class Follower:
         self.settle()
 
     def mark(self) -> None:
-        """A step is committed."""
+        """Count whether the part has changed in this step, which is committed."""
         tensor = self._tensor
         if tensor is None:
             self._mark_copy()
@@ -43,7 +43,7 @@ class Follower:
             self._version = version
             self._moved += 1
         elif self._by_content or (self._moved + self._stood < _TRIES and not torch.equal(_some(tensor), self._content)):
-            self._by_content, self._content = True, _some(tensor)  # changed through `.data`, which versions do not show
+            self._by_content, self._content = True, _some(tensor)  # a change through `.data` leaves the version
             self._moved += 1
         else:
             self._stood += 1
@@ -61,13 +61,13 @@ class Follower:
                 self._copy.end()
 
     def settle(self, begun: int = 0) -> None:
-        """Take the present state for that of the last committed step. The part has changed in `begun` steps before."""
+        """Treat the present state as that of the last committed step. It has changed in `begun` steps before."""
         self._tensor = _shown_by(self.part)
         self._moved, self._stood = begun, 0
         self.refresh()
 
     def refresh(self) -> None:
-        """Take the present state for unchanged."""
+        """Treat the present state as unchanged."""
         if self._tensor is not None:
             self._version, self._content = self._tensor._version, _some(self._tensor)
         else:
@@ -79,7 +79,7 @@ class Follower:
         return self._tensor
 
     def stepping(self) -> None:
-        """The first optimizer of a step is about to step."""
+        """Record whether the part has moved before the first optimizer of a step, which is about to step."""
         moved = self._is_known and not self._stands
         if self._leads is None:
             self._leads = moved
@@ -88,48 +88,48 @@ class Follower:
 
     @property
     def leads(self) -> bool:
-        """Whether it moves before the optimizers, as far as is known."""
+        """True if it moves before the optimizers, as far as is known."""
         return self._leads is not False
 
     @property
     def moves_often(self) -> bool:
-        """Whether it has moved in two steps at least."""
+        """True if it has moved in at least two steps."""
         return self._moved > 1
 
     @property
     def early(self) -> bool:
-        """Whether it has moved, not because it trails behind the commit before, and cannot be put back."""
+        """True if it moved before the optimizers and cannot be restored. Late moves of the last step are ignored."""
         scaler = isinstance(self.part, torch.amp.GradScaler)
         if self._tensor is None and scaler:
             made = _shown_by(self.part)
-            return made is not None and made._version > 0  # at its first step, and updated since
+            return made is not None and made._version > 0  # it was made in its first step, and updated since
         if self._tensor is None:
             return False
         return not self._stands and (self._leads is not False or (scaler and not self._trails))
 
     @property
     def lags(self) -> bool:
-        """Whether it has moved in every step that was committed here, if any, and not in this one."""
+        """True if it has moved in every step that was committed here, if any, but not in this one."""
         return self._stands and not self._stood
 
     @property
     def may_lag(self) -> bool:
-        """Whether it has moved in some steps, and not in this one."""
+        """True if it has moved in some steps, but not in this one."""
         return self._stands and self._moved > 0 and self._stood > 0
 
     @property
     def unknown(self) -> bool:
-        """Whether it has not moved, and no step was committed here from which to know whether it should."""
+        """True if it has not moved, and no step was committed here to show whether it should."""
         return self._stands and not self._stood and not self._moved
 
     @property
     def never(self) -> bool:
-        """Whether it has not moved, as in every step that was committed here, and there were some."""
+        """True if it has not moved in this step, nor in any of the steps committed here, if there were some."""
         return self._stands and self._stood > 0 and not self._moved
 
     @property
     def has_moved(self) -> bool:
-        """Whether it is another one than that of the last committed step, or nothing is known of it."""
+        """True if it differs from its state in the last committed step, or nothing is known of it."""
         return not self._stands
 
     def put_back(self) -> None:
@@ -155,7 +155,7 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _shown_by(part: Any) -> torch.Tensor | None:
-    """A tensor of a part that changes whenever the part does."""
+    """Return a tensor of a part that changes whenever the part does; None if there is none."""
     if isinstance(part, AveragedModel):
         return part.n_averaged
     if isinstance(part, torch.nn.Module):

@@ -3,19 +3,20 @@
 Rules:
 
 1. A fault may strike between an optimizer's step and the call by which a part follows it. The step is adopted only
-   with what follows: a part that has moved in every step before is made to follow, where taskd knows how.
-2. Whether a part has moved is seen from the version of one of its tensors, so a commit costs next to nothing. One
-   without tensors is copied (`plain_copy`), and put back where its step is done again.
-3. Where it is not known how, the state is torn: no step is adopted with an average that is older than its weights.
-4. A part that moves in some steps only may have been meant to move in this one. What was left of the step tells (see
-   `rest`): if it might have been moved there, the state is torn, and else it is right as it is.
-5. A part that leads, and has moved before the optimizers, can neither be put back nor be moved again: the state is
-   torn, unless it is saved with the buffers. Whether it leads is seen in the first step; one that moves behind the
+   together with its followers. A part that has moved in every earlier step is advanced, where taskd can do so.
+2. The version of one of its tensors shows whether a part has moved, so a commit costs next to nothing. A part without
+   tensors is copied (`plain_copy`), and restored where its step is done again.
+3. Where taskd cannot advance a part, the state is torn: no step is adopted with an average that is older than its
+   weights.
+4. A part that moves in some steps only may have been meant to move in this one. The rest of the step decides (see
+   `rest`): if that code might move the part, the state is torn. Else the part is right as it is.
+5. A part that leads has moved before the optimizers. It can neither be restored nor be moved again: the state is torn,
+   unless the part is saved with the buffers. The first step shows whether a part leads. A part that moves behind the
    commit does not, and is right as it is when the next step is done again. A gradient scaler moves also in a step that
-   it leaves out: the optimizers have not stepped then, and yet the step must not be done again with another scale.
-6. What moves between a commit and the next step's work (at an epoch's end) is put back by `rollback`, where that work
-   is done again: schedulers from copies made whenever they have moved, other parts from copies made as a loader ends.
-   Buffers are put back before that: they are saved later, as the next step begins.
+   it leaves out: the optimizers have not stepped then, but the step must not be done again with another scale.
+6. `rollback` restores parts that move between a commit and the next step's work (at an epoch's end), where that work is
+   done again. Schedulers come from copies that are made whenever they have moved, other parts from copies made as a
+   loader ends. Buffers are restored before that: they are saved later, as the next step begins.
 """
 
 import copy
@@ -40,11 +41,11 @@ _log = logging.getLogger(__name__)
 
 
 class Followers:
-    """Those of one training state.
+    """Followers of one training state.
 
     Args:
-        replicated: the parts that are equal on all ranks, by name.
-        taken: what the self-check has taken in beside them.
+        replicated: parts that are equal on all ranks, by name.
+        taken: values that the self-check has added to the parts.
     """
 
     def __init__(self, replicated: dict[str, Any], taken: TakenIn) -> None:
@@ -66,24 +67,24 @@ class Followers:
         self._held: list[tuple[Follower, Any]] = []
         self._saves = False
         self.rest = Rest()
-        """What the script had still to do of a step that was interrupted."""
+        """Work that the script still had to do in an interrupted step."""
         self._mark_schedulers()
         self._taken = taken
         self._has_parts = bool(self._parts or self._schedulers or self._library)
 
     @property
     def any(self) -> bool:
-        """Whether there is anything to mark."""
+        """True if there is anything to mark."""
         return self._has_parts or self._taken.any
 
     def mark(self) -> None:
-        """A step is committed."""
+        """Mark the present state of all parts: a step is committed."""
         if self._schedulers:
             marks = [scheduler.last_epoch for scheduler in self._schedulers]
             if marks != self._marks:
                 strides = [new - old for new, old in zip(marks, self._marks, strict=True)]
                 self._steady = self._steady and min(strides) > 0 and strides == (self._strides or strides)
-                self._strides = strides  # accelerate's make as many steps as there are processes
+                self._strides = strides  # a scheduler of accelerate's makes as many steps as there are processes
                 self._mark_schedulers()
             else:
                 self._steady = False
@@ -95,7 +96,7 @@ class Followers:
         self._taken.committed()
 
     def settle(self) -> None:
-        """What is there now is that of the last committed step, however it came to be."""
+        """Treat the present state as that of the last committed step, whatever its origin."""
         self._held, self.rest = [], Rest()
         self._mark_schedulers()
         for part in self._parts:
@@ -105,18 +106,18 @@ class Followers:
         self._taken.committed()
 
     def save(self) -> None:
-        """From now on what has moved since a commit is done again."""
+        """Save schedulers from now on: work behind a commit is done again after a recovery."""
         self._saves = True
         self._mark_schedulers()
 
     def hold(self) -> None:
-        """A loop over a loader has ended: what follows it may change parts, and may have to be done again."""
+        """Copy the parts as a loop over a loader ends: later code may change them, and may have to be done again."""
         if not self._held:
-            own = [part for part in self._parts if own_state(part.part) is None]  # others a trainer's adapter puts back
+            own = [part for part in self._parts if own_state(part.part) is None]  # a trainer's adapter restores others
             self._held = [(part, copy.deepcopy(part.part.state_dict())) for part in own]
 
     def rollback(self) -> str:
-        """Bring back what has moved since the commit, if that is done again; else return what was left as it is."""
+        """Restore parts that have moved since the commit. Return a text on those that are left as they are; else ""."""
         for library in self._library.values():
             library.put_back()
         self._taken.put_back()
@@ -144,9 +145,9 @@ class Followers:
             self._saved = [(scheduler.state_dict(), _values(scheduler.optimizer)) for scheduler in self._schedulers]
 
     def lag(self, step: int, *, known: bool) -> bool:
-        """Whether a part is older than the weights of this step, and cannot be brought on. Said once.
+        """Return whether a part is older than the weights of this step and cannot be advanced. Log it once.
 
-        `known` tells whether a step was committed here before.
+        `known`: a step was committed here before.
         """
         rest = self.rest
         steady = known and self._steady
@@ -171,7 +172,7 @@ class Followers:
         return part.may_lag or part.unknown or (part.lags and not self._can_complete(part.part))
 
     def ahead(self, put_back: Callable[[torch.Tensor], bool]) -> bool:
-        """Whether a part has moved before the step's optimizers, and would move twice if that is done again."""
+        """Return whether a part has moved before the step's optimizers: in a repeated step it would move twice."""
         if self._saves and self._held:
             return False
         early = [part for part in self._parts if part.early and not (part.tensor is not None and put_back(part.tensor))]
@@ -186,18 +187,18 @@ class Followers:
         return bool(early)
 
     def stepping(self) -> None:
-        """The first optimizer of a step is about to step."""
+        """Record which parts have moved before the first optimizer of a step, which is about to step."""
         for part in self._parts:
             part.stepping()
 
     def refresh(self) -> None:
-        """What is there now has not moved: it was put back."""
+        """Treat the present state as unchanged: it was restored."""
         self.rest = Rest()
         for part in self._parts:
             part.refresh()
 
     def complete(self) -> None:
-        """Make follow what lags behind, and would have followed in what was left of the step."""
+        """Advance the parts that lag behind, if the rest of the step would have moved them."""
         standing = self._standing()
         for scheduler, stride in zip(self._schedulers, self._strides, strict=False):
             if scheduler in standing and self.rest.may_move(scheduler):
@@ -223,26 +224,26 @@ class Followers:
             part.update()
 
     def _source(self, average: AveragedModel) -> list[torch.nn.Module]:
-        """The model that is averaged, if there is just one that it can be."""
+        """Return the averaged model in a list; an empty one if no model fits, or more than one."""
         shapes = [p.shape for p in average.module.parameters()]
         found = [model for model in self._models if [p.shape for p in model.parameters()] == shapes]
         return found if len(found) == 1 else []
 
 
 def _steps_alone(scheduler: LRScheduler) -> bool:
-    """Its step needs no argument."""
+    """Return whether its step needs no argument."""
     parameters = inspect.signature(scheduler.step).parameters.values()
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def _has(module: torch.nn.Module, trained: set[int]) -> bool:
-    """Whether an optimizer trains any of it; what has no parameters follows nobody."""
+    """Return whether an optimizer trains any of it. A module without parameters counts too: it follows nothing."""
     parameters = list(module.parameters())
     return not parameters or any(id(parameter) in trained for parameter in parameters)
 
 
 def _differs(now: Any, held: Any) -> bool:
-    """Compare all of two states: a counter may have moved beside tensors that stay. What cannot be read differs."""
+    """Return whether any value of two states differs: a counter may move beside tensors. Unreadable states differ."""
     known = Fingerprint(held).text
     return not known or Fingerprint(now).text != known
 

@@ -1,13 +1,13 @@
-"""Which parts of a training state are equal on all ranks, and which are each rank's own: said, or known by their type.
+"""Kinds of the parts of a training state: equal on all ranks, or each rank's own, as stated or known by their type.
 
 Rules:
 
 1. Equal on all ranks (*replicated*) by type: models, optimizers, schedulers and gradient scalers, also those of other
-   libraries that hold one of torch's optimizers as `optimizer`. What is in `replicated` is said to be.
-2. Each rank's own place in the data, by type: torch's data loaders and samplers, and kinds made from them. What is in
-   `data` is said to be.
-3. No name tells anything. A part of which neither is known is refused, and so is one of which the type says other than
-   the script: a wrong guess would show at a recovery, as data seen twice or weights that differ.
+   libraries that hold one of torch's optimizers as `optimizer`. The script states it of the parts in `replicated`.
+2. Each rank's own place in the data, by type: torch's data loaders and samplers, and classes derived from them. The
+   script states it of the parts in `data`.
+3. A name implies no kind. A part is refused if neither its type nor the script gives its kind, or if they contradict
+   each other: a wrong guess would show at a recovery, as data seen twice or weights that differ.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,11 +42,11 @@ def sort(
 ) -> Sorted:
     """Check and sort the arguments of a `TrainState`. Parts that are None are left out.
 
-    `taken` are the names that the state uses itself.
+    `taken`: names that the state uses itself.
 
     Raises:
-        ConfigError: a part cannot be saved and loaded, is of a kind that is not known, or of another than was said;
-            a name is given twice, taken, or none.
+        ConfigError: a part cannot be saved and loaded, or its kind is unknown or differs from the stated one; a name is
+            given twice, is taken, or is no identifier.
     """
     found: dict[str, Any] = {}
     positions: set[str] = set()
@@ -70,12 +70,12 @@ def sort(
 
 
 def has_epoch_only(part: Any) -> bool:
-    """Whether it is a sampler whose place is its epoch."""
+    """Return whether a part is a sampler whose place is its epoch."""
     return isinstance(part, DistributedSampler) and not hasattr(part, "state_dict")
 
 
 def has_state(part: Any) -> bool:
-    """Whether it can be saved and loaded."""
+    """Return whether a part can be saved and loaded."""
     return callable(getattr(part, "state_dict", None)) and callable(getattr(part, "load_state_dict", None))
 
 
@@ -89,7 +89,7 @@ def _expect_names(said: str, given: Any) -> None:
 
 
 def _is_position(name: str, part: Any, said: str) -> bool:
-    """Whether the part is this rank's own place in the data; `said` is the argument that it stands in."""
+    """Return whether the part is this rank's own place in the data; `said` is the argument that has it."""
     by_type = "replicated" if _is_replicated(part) else "data" if isinstance(part, _POSITION) else ""
     if said and by_type and said != by_type:
         what = {"replicated": "equal on all ranks", "data": "each rank's own place in its data"}[by_type]
@@ -107,7 +107,10 @@ def _is_position(name: str, part: Any, said: str) -> bool:
 
 
 def _is_replicated(part: Any) -> bool:
-    """Accelerate's scheduler has the one that it wraps as `scheduler`, those of timm and Megatron hold an optimizer."""
+    """Return whether a part's type is replicated, or that of the `scheduler` or `optimizer` that it holds.
+
+    Accelerate's scheduler holds the one that it wraps as `scheduler`; those of timm and Megatron hold an optimizer.
+    """
     if isinstance(part, _REPLICATED) or contained(part):
         return True
     inner = getattr(part, "scheduler", None)

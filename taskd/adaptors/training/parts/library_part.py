@@ -1,14 +1,14 @@
-"""`LibraryPart`: what a trainer's library holds beside models and optimizers, as one replicated part that knows a step.
+"""`LibraryPart`: state of a trainer's library beside models and optimizers, as one replicated part.
 
-An adapter of a library makes one and gives it to the state among `replicated`. It tells what torch does not know: which
-ranks hold the same, what a step that was interrupted leaves behind, and what follows the optimizers.
+A library's adapter makes one and gives it to the state among `replicated`. It supplies facts that torch does not have:
+the ranks that hold the same state, the remains of an interrupted step, and the work that follows the optimizers.
 
 Rules:
 
-1. Its `state_dict()` is equal on all ranks of a replica set, and is asked at commits and recoveries alone.
-2. At a recovery every rank calls `drop_step` first. Then a rank that keeps its own state calls `put_back`, or `follow`
-   if the step counts that its optimizers have made. When all ranks have their state they call `complete` together.
-3. The defaults do nothing.
+1. Its `state_dict()` is equal on all ranks of a replica set, and is requested only at commits and recoveries.
+2. At a recovery every rank calls `drop_step` first. A rank that keeps its own state then calls `put_back`, or `follow`
+   if the step counts that its optimizers have made. Once all ranks have their state they call `complete` together.
+3. The default methods do nothing.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,15 +16,15 @@ from typing import Any
 
 
 class LibraryPart:
-    """To be derived from.
+    """Base class of a part that a trainer's library adds to the state.
 
     Attributes:
-        coordinates: where this rank stands among ranks that hold other parts of the state, by the name of a dimension.
-        alone: what this rank holds and no other, in words; "" for nothing.
-        no_rows: why no world of fewer ranks can be made, in words; "" if that is not so.
-        refusal: why no new world can be made with what this library holds, in words; "" if one can.
-        remedy: how to mend that.
-        set_anew: names of attributes that the library sets on modules anew in each pass: nothing is to be kept of them.
+        coordinates: position of this rank among ranks that hold other parts of the state, by the name of a dimension.
+        alone: description of the state that this rank alone holds; "" for none.
+        no_rows: reason why no world of fewer ranks can be made; "" if one can.
+        refusal: reason why no new world can be made with the state of this library; "" if one can.
+        remedy: remedy for the refusal.
+        set_anew: names of attributes that the library sets on modules anew in each pass: they are not recorded.
     """
 
     coordinates: Mapping[str, int] = {}
@@ -35,33 +35,33 @@ class LibraryPart:
     set_anew: Collection[str] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a new process is given."""
+        """Return the state that a new process is given."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` gave on another rank of the replica set."""
+        """Load the `state_dict` of another rank of the replica set."""
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Record that a step is committed."""
 
     def settled(self) -> None:
-        """What is there now is that of the committed step, however it came to be."""
+        """Treat the present state as that of the committed step, whatever its origin."""
 
     def drop_step(self) -> None:
-        """Let go of what belongs to the step that was interrupted alone: communication, counts, timers."""
+        """Drop all that belongs to the interrupted step alone: communication, counts, timers."""
 
     def put_back(self) -> None:
-        """Make it what it was at the commit: the step is done again."""
+        """Restore the state of the commit: the step is done again."""
 
     def lags(self) -> bool:
-        """Whether the optimizers have stepped, and it cannot be told how this follows them."""
+        """Return whether the optimizers have stepped and it is unknown how this part follows them."""
         return False
 
     def follow(self) -> None:
-        """Follow the optimizers: the step counts, and the script does not come to what is left of it."""
+        """Follow the optimizers: the step counts, and the script does not reach the rest of its code."""
 
     def complete(self) -> None:
-        """Make whole what is divided among ranks. Collective; the state is that of the same step on all ranks.
+        """Complete the state that is divided among ranks. Collective: all ranks hold the state of the same step.
 
         Raises:
             RuntimeError: a peer has died.

@@ -1,11 +1,11 @@
-"""Buffers that are in no `state_dict` (`persistent=False`): those that the training changes are given to a new process.
+"""Buffers that are in no `state_dict` (`persistent=False`): a new process gets those that the training changes.
 
 Rules:
 
-1. Most are constants (masks, tables), which every set-up makes: only what has changed since is sent. DDP writes all
-   buffers of ranks other than 0 in each forward pass; those count as changed. So do sharded ones, which a new process
-   cannot fill in its set-up: their parts come from a peer.
-2. A buffer that a module has put in another's place, of another shape too, takes its place in the new process.
+1. Most are constants (masks, tables) that every set-up makes: only buffers that have changed since are sent. DDP writes
+   all buffers of ranks other than 0 in each forward pass; those count as changed. Sharded buffers count too: a new
+   process cannot fill them in its set-up, and gets their parts from a peer.
+2. If a module has replaced a buffer, possibly by one of another shape, the new process replaces it too.
 """
 
 import weakref
@@ -16,10 +16,10 @@ import torch
 
 
 class Loose:
-    """Those of the modules among the parts, as they are now.
+    """Non-persistent buffers of the modules among the parts, as they are now.
 
     Args:
-        parts: by name.
+        parts: parts by name.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -27,15 +27,15 @@ class Loose:
         self._known = {path: (weakref.ref(buffer), _version(buffer)) for path, buffer in self._all()}
 
     def changed(self) -> dict[str, torch.Tensor]:
-        """Those that are not what they were, by the part's name and the place in it."""
+        """Return the buffers that have changed, by the part's name and the path in it."""
         return {path: buffer for path, buffer in self._all() if self._has_changed(path, buffer)}
 
     def own(self) -> dict[str, torch.Tensor]:
-        """All of them."""
+        """Return all of these buffers."""
         return dict(self._all())
 
     def put(self, given: Mapping[str, torch.Tensor]) -> None:
-        """Take these, where they are not in the memory of the own ones already."""
+        """Replace the own buffers by these, where they do not share the memory already."""
         for path, buffer in given.items():
             name, _, place = path.partition(".")
             inner, _, leaf = place.rpartition(".")

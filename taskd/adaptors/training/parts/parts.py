@@ -1,17 +1,18 @@
-"""The parts of a training state, sorted by what taskd has to do with them.
+"""The parts of a training state, sorted by how taskd treats them.
 
 Rules:
 
-1. A replicated part is equal on all ranks, and a donor's copy is good for everybody: model, optimizer, scheduler …
+1. A replicated part is equal on all ranks, and any rank can use a donor's copy: model, optimizer, scheduler …
 2. A position part differs from rank to rank and goes into the rank's position file: samplers and data loaders.
-3. Which is which, `kinds` tells.
-4. A data loader of torch's, or of a kind made from it, is kept at its exact place (see `places`). One that has a
-   `state_dict` of its own keeps it itself; making an iterator of it leaves the global generator as it was. A pass whose
-   last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
-5. The samplers of a loader that is kept are kept with it. Of a loader that keeps itself, the sampler's epoch is kept
-   beside it: the script may ask such a loader for its state before its loop has set the epoch.
-6. `meter` counts what those loaders give.
-7. In a torch that does not fit nothing is kept, and nothing is done to model and loaders: the script trains as it is.
+3. `kinds` decides which of the two a part is.
+4. A data loader of torch's, or of a class derived from it, is kept at its exact place (see `places`). A loader with a
+   `state_dict` of its own keeps its place itself; making an iterator of it leaves the global generator as it was. A
+   pass whose last batch was given is over for torchdata's loaders too, unless the script loops over `state.epochs()`.
+5. The samplers of a kept loader are kept with it. For a loader that keeps its place itself, the sampler's epoch is
+   recorded beside it: the script may request such a loader's state before its loop has set the epoch.
+6. `meter` counts the batches of those loaders.
+7. In a torch that does not fit nothing is kept, and model and loaders are not changed: the script trains as without
+   taskd.
 """
 
 import logging
@@ -50,17 +51,17 @@ from taskd.runtime.worker.pulse import Buffer
 
 _log = logging.getLogger(__name__)
 _EPOCH: Final = "\0epoch"
-"""Behind a loader's name: the epoch of its sampler."""
+"""Suffix of a loader's name, for the epoch of its sampler."""
 
 
 class Parts:
-    """The parts of a `TrainState`, and its epochs.
+    """Parts of a `TrainState`, and its epochs.
 
     Args:
-        given: checked and sorted.
+        given: checked and sorted parts.
 
     Raises:
-        ConfigError: there is no optimizer among them, or one whose steps cannot be seen.
+        ConfigError: no optimizer is among them, or one whose steps cannot be observed.
     """
 
     def __init__(self, given: Sorted) -> None:
@@ -139,12 +140,12 @@ class Parts:
         return lambda: tree.pack(part.state_dict())
 
     def unpack_positions(self, packed: dict[str, bytes], *, of_job: bool = True) -> list[str]:
-        """Put back what `pack_positions` returned; return the names of the parts that it did not have.
+        """Restore the result of `pack_positions`. Return the names of the parts that it lacks.
 
-        `of_job`: it was packed in this job, and is from no checkpoint.
+        `of_job`: it was packed in this job, and comes from no checkpoint.
         """
         self.epochs.unpack(packed.get(""))
-        # A checkpoint has no counts. Nor has a state without any part that has a position.
+        # A checkpoint has no counts. The record of a state without position parts has none either.
         self.iterators.unpack(packed.get(OF_ITERATORS, b"" if of_job and packed else None))
         for name, place in self.loader_places.items():
             place.recorded_names = packed.get(OF_NAMES + name, b"")
@@ -174,13 +175,13 @@ class Parts:
         part.set_epoch(value) if has_epoch_only(part) else part.load_state_dict(value)
 
     def wrappers(self) -> list[DistributedDataParallel]:
-        """Return every DDP wrapper of the process, or of the modules where nobody watches them being made."""
+        """Return every DDP wrapper of the process, or only those of the modules if wrappers are not watched."""
         if watching():
             return living()
         return [m for root in self.modules for m in root.modules() if isinstance(m, DistributedDataParallel)]
 
     def data_position(self, rng: Sequence[Buffer]) -> bytes:
-        """Encode the positions, if there are any and they have room beside these random numbers."""
+        """Encode the positions; return b"" if there are none, or if they have no room beside these random numbers."""
         if not self.has_place:
             return b""
         packed = self.pack_positions()
@@ -214,7 +215,7 @@ class Parts:
 
     @contextmanager
     def marked(self, mark: bytes) -> Iterator[None]:
-        """Add this mark to positions that are encoded meanwhile: they belong to a backward pass."""
+        """Add this mark to positions that are encoded in the body: they belong to a backward pass."""
         self._mark = mark
         try:
             yield
@@ -234,7 +235,7 @@ class Parts:
                 place.samples.world_size = world_size
 
     def keep_names(self, loops: Sequence[KeptNames], tell: Callable[[str], None]) -> None:
-        """Record these local variables as a pass of their loader ends, from now on; `tell` which cannot be kept."""
+        """Record these local variables when a pass of their loader ends. `tell` reports one that cannot be kept."""
         for name in {loop.loader for loop in loops}:
             place = self.places[name]
             assert isinstance(place, LoaderPlace)
@@ -244,7 +245,7 @@ class Parts:
 
     @property
     def knows_place(self) -> bool:
-        """Whether it is known how many batches the script has fetched ahead of its steps."""
+        """True if the number of batches that the script has fetched ahead of its steps is known."""
         return not any(place.ahead.is_unknown for place in self.loader_places.values())
 
     @property
@@ -254,7 +255,7 @@ class Parts:
 
     @property
     def has_place(self) -> bool:
-        """Whether a position holds more than random numbers."""
+        """True if a position holds more than random numbers."""
         return bool(self.positions) or self.epochs.used or self._mark is not None
 
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -280,7 +281,7 @@ def _iterate_quietly(loader: Any, meter: Meter) -> None:
 
 
 def _handed(state: Any) -> float:
-    """How many batches a loader of torchdata's had given in its pass, by its state."""
+    """Return how many batches a loader of torchdata's had given in its pass, by its state; -1 if that is unknown."""
     if not isinstance(state, dict) or "_iterator_finished" not in state:
         return -1
     snapshot = state.get("_snapshot") or {}
@@ -288,7 +289,7 @@ def _handed(state: Any) -> float:
 
 
 def _bare(name: str, part: Any) -> Any:
-    """The optimizer or scheduler inside one of accelerate's, which have no hooks of their own."""
+    """Return the optimizer or scheduler inside one of accelerate's, which has no hooks of its own."""
     if type(part).__name__ == "AcceleratedScheduler":
         return part.scheduler
     if not isinstance(part, torch.optim.Optimizer) or hasattr(part, "_optimizer_step_pre_hooks"):

@@ -1,17 +1,17 @@
-"""Attributes of modules that are neither parameters nor buffers: numbers and the like that the training changes.
+"""Attributes of modules that are neither parameters nor buffers: numbers and similar values that the training changes.
 
 Rules:
 
-1. They are looked at as the training function is entered. What has changed since is given to a new process, where it
-   had the same value then. So are small tensors, and lists and dicts of numbers.
-2. Those that change from step to step are found in the first steps. They are put down before the first forward pass
-   after a commit, and put back where a step is done again.
-3. Those that their class reads are told, once, with its line: they may differ from rank to rank, and a new process has
-   a peer's. What is filled once is a cache, and no news.
-4. What changes between a commit and the next forward pass stays as it is, and is told: whether the script does that
-   again after a recovery is not known.
-5. A module that fills several attributes when it is first asked, one of which cannot be sent (a function, a large
-   table), fills all of them again in a new process: none of those is sent.
+1. They are read as the training function is entered. A new process gets each value that has changed since, if it had
+   the same value at that time. The same holds for small tensors, and for lists and dicts of numbers.
+2. The first steps show which attributes change from step to step. These are recorded before the first forward pass
+   after a commit, and restored where a step is done again.
+3. Attributes that their class reads are reported once, with the line: they may differ from rank to rank, and a new
+   process has a peer's. An attribute that is filled once is a cache, and is not reported.
+4. An attribute that changes between a commit and the next forward pass stays as it is, and is reported: it is unknown
+   whether the script changes it again after a recovery.
+5. A module may fill several attributes at its first use, one of which cannot be sent (a function, a large table). It
+   fills all of them again in a new process: none of them is sent.
 """
 
 import logging
@@ -31,19 +31,19 @@ from taskd.adaptors.training.sharding.own_state import own_state
 
 _log = logging.getLogger(__name__)
 _STEPS: Final = 3
-"""In so many it is found out which change."""
+"""Number of first steps that show which attributes change."""
 _OFTEN: Final = 2
 _LARGEST: Final = 4096
-"""Values in one attribute that is kept."""
+"""Most values in one attribute that is kept."""
 _SCALARS: Final = (type(None), bool, int, float, str)
 _OWN: Final = frozenset(vars(torch.nn.Module()))
 _Key = tuple[str, str]
 Sent = tuple[str, str, bytes, bytes]
-"""Path of the module, name of the attribute, what it was, what it is."""
+"""Path of the module, name of the attribute, its value at the entry into the training function, its present value."""
 
 
 class _Print(bytes):
-    """By what it is known whether something has changed that cannot be sent; of all others the whole value is kept."""
+    """Fingerprint that shows a change of a value that cannot be sent. Other values are kept whole."""
 
 
 _Look = dict[_Key, bytes]
@@ -52,10 +52,10 @@ _UNFILLED: Final = (_ABSENT, tree.pack(None))
 
 
 class Plain:
-    """Those of the modules among the parts, as they are now.
+    """Plain attributes of the modules among the parts, as they are now.
 
     Args:
-        parts: by name.
+        parts: parts by name.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -66,7 +66,7 @@ class Plain:
         self._left_out: frozenset[int] = frozenset()
         self._made: _Look | None = None
         self._unlike: frozenset[_Key] = frozenset()
-        """Those that were there as the function was entered, of kinds that are not looked at."""
+        """Attributes that were there as the function was entered, of kinds that are not inspected."""
         self._committed: _Look = {}
         self._saved: _Look = {}
         self._between: dict[_Key, int] = {}
@@ -76,11 +76,11 @@ class Plain:
         self._told_late = False
 
     def leave_out(self, modules: Iterable[torch.nn.Module]) -> None:
-        """Somebody else keeps the attributes of these modules themselves. To be said before the training."""
+        """Leave out these modules: other code keeps their own attributes. Call it before the training."""
         self._left_out = frozenset(map(id, modules))
 
     def begin(self) -> None:
-        """The training function is entered."""
+        """Read all attributes as the training function is entered."""
         found = _modules_of(self._parts)
         self._modules = {path: module for path, module in found if id(module) not in self._left_out}
         told = filter(None, map(own_state, self._parts.values()))
@@ -91,11 +91,11 @@ class Plain:
 
     @property
     def watching(self) -> bool:
-        """Whether anything is to be put down in the next step."""
+        """True if any attribute must be recorded in the next step."""
         return bool(self._steps_left or self._within)
 
     def save(self) -> None:
-        """Before the first forward pass after a commit."""
+        """Record the values before the first forward pass after a commit."""
         if not self._steps_left:
             self._saved = {key: self._now(key) for key in self._within}
         elif self._made is not None:
@@ -103,7 +103,7 @@ class Plain:
             self._count(self._between, self._committed, self._saved)
 
     def committed(self) -> None:
-        """A step with a forward pass is done."""
+        """Compare the values at the end of a step that had a forward pass."""
         saved, self._saved = self._saved, {}
         if not self._steps_left:
             return
@@ -118,7 +118,7 @@ class Plain:
             self._within = {key: count for key, count in self._within.items() if self._is_saved(key, count)}
 
     def put_back(self) -> None:
-        """Make them what they were before the forward pass."""
+        """Restore the values from before the forward pass."""
         moved = {key: was for key, was in self._saved.items() if self._now(key) != was}
         filled = self._filled_together(self._made or {}, self._all()) if moved else set()
         for key, was in moved.items():
@@ -127,7 +127,7 @@ class Plain:
         self._saved = {}
 
     def tell_late(self) -> None:
-        """A step is done again: say what may have changed in it, and is not put back."""
+        """Warn, as a step is done again, of an attribute that it may have changed and that is not restored."""
         if self._steps_left or self._told_late:
             return
         changed = set(_differ(self._committed, self._all())) - self._known
@@ -141,7 +141,7 @@ class Plain:
             )
 
     def changed(self) -> list[Sent]:
-        """Those that are not what they were as the function was entered."""
+        """Return the attributes that have changed since the function was entered."""
         if self._made is None:
             return []
         made, now = self._made, self._all()
@@ -153,7 +153,7 @@ class Plain:
         ]
 
     def put(self, given: Sequence[Sent]) -> None:
-        """Take these, where the own ones were the same as the function was entered, on top of the last commit's."""
+        """Set a peer's values, on top of the last commit's, where this process had the same value at the entry."""
         self.put_back()
         others = []
         self._undo({(path, name) for path, name, *_ in given})
@@ -172,7 +172,7 @@ class Plain:
             )
 
     def _undo(self, kept: Set[_Key]) -> None:
-        """Make those what they were as the function was entered that have changed here alone."""
+        """Restore, as at the function's entry, the attributes that have changed in this process alone."""
         made, now = self._made or {}, self._all()
         kept = kept | self._filled_together(made, now)
         for key in set(_differ(made, now)) - kept if made else ():
@@ -181,7 +181,7 @@ class Plain:
                 self._put(key, was)
 
     def _filled_together(self, made: _Look, now: _Look) -> set[_Key]:
-        """Attributes that were filled since, in modules that have filled one that cannot be sent."""
+        """Return attributes that were filled since, in modules that have filled one that cannot be sent."""
         filled = [key for key in self._keys() if key not in self._unlike and made.get(key, _ABSENT) in _UNFILLED]
         modules = {key[0] for key in filled if isinstance(now.get(key, _Print()), _Print)}
         return {key for key in filled if key[0] in modules}
@@ -224,7 +224,7 @@ class Plain:
                 counts[key] = counts.get(key, 0) + 1
 
     def _is_saved(self, key: _Key, count: int) -> bool:
-        """It can be, and is no cache that was filled."""
+        """Return whether an attribute can be saved and is no cache that was filled."""
         filled = count == 1 and (self._made or {}).get(key, _ABSENT) in _UNFILLED
         return not filled and not isinstance(self._committed.get(key), _Print)
 
@@ -261,14 +261,14 @@ class Plain:
         return f"{'.'.join(key)} ({type(self._modules[key[0]]).__name__}, {self._read_at(key)})"
 
     def _read_at(self, key: _Key) -> str:
-        """`file:line` where it is read, by the module's class or by the script; "" if it is written only."""
+        """Return `file:line` where the module's class or the script reads it; "" if it is only written."""
         classes = [one.__module__ for one in type(self._modules[key[0]]).__mro__ if issubclass(one, torch.nn.Module)]
         texts = [getattr(sys.modules.get(name), "__file__", None) for name in [*classes[:-1], "__main__"]]
         return attribute_read_at(filter(None, texts), key[1])
 
 
 def _modules_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Each module once, by its path, but those of torch that hold the script's own."""
+    """Yield each module once, by its path, except modules of torch that wrap the script's own."""
     seen: set[int] = set()
     for name, part in parts.items():
         for inner, module in part.named_modules() if isinstance(part, torch.nn.Module) else ():
@@ -279,7 +279,7 @@ def _modules_of(parts: Mapping[str, Any]) -> Iterator[tuple[str, torch.nn.Module
 
 
 def _put_down(value: Any) -> bytes | None:
-    """Return what stays equal as long as this value does; None for what is not looked at."""
+    """Return bytes that stay equal as long as this value does; None for a value that is not inspected."""
     try:
         if _is_small(value):
             return tree.pack(value)
@@ -293,7 +293,7 @@ def _put_down(value: Any) -> bytes | None:
 
 
 def _is_small(value: Any) -> bool:
-    """Whether it is of few values, each of which can be sent."""
+    """Return whether it has few values, each of which can be sent."""
     count, left = 0, [value]
     while left and count <= _LARGEST:
         one = left.pop()

@@ -50,7 +50,7 @@ class PlainCopy:
 
     @property
     def differs(self) -> bool:
-        """Whether the part differs from its copy."""
+        """True if the part differs from its copy."""
         return self.known and self._now() != self._content
 
     def put_back(self) -> None:

@@ -25,13 +25,13 @@ from taskd.adaptors.training.script.value_places import ValuePlace, place_of, va
 
 _SCALARS: Final = (bool, int, float)
 _LARGEST: Final = 4096
-"""Numbers in one array."""
+"""Most numbers in one array."""
 Taken = tuple[str, bytes]
 """Path and value, encoded."""
 
 
 class _Copy(NamedTuple):
-    """Of one value."""
+    """Copy of one value."""
 
     value: Any
     of_generator: bool
@@ -52,11 +52,11 @@ class TakenIn:
 
     @property
     def any(self) -> bool:
-        """Whether there are any."""
+        """True if there are any values."""
         return bool(self._places)
 
     def has(self, path: str) -> bool:
-        """Whether this one was taken in."""
+        """Return whether the value at this path was taken in."""
         return path in self._places
 
     def enter(self, function: Any) -> None:
@@ -66,7 +66,7 @@ class TakenIn:
             self._places, self._saved = {}, {}
 
     def candidates(self, paths: Iterable[str]) -> dict[str, bytes]:
-        """Return the values, encoded, of those of these paths that could be taken in."""
+        """Return the encoded values of those of these paths that can be taken in."""
         places = {path: place for path in paths if (place := self._find(path)) is not None}
         copies = {path: copy for path, place in places.items() if (copy := _copied(place)) is not None}
         return {
@@ -74,12 +74,12 @@ class TakenIn:
         }
 
     def take(self, paths: Iterable[str]) -> None:
-        """Add these with their present values. Called behind a commit."""
+        """Add the values at these paths as they are now. Call it behind a commit."""
         self._places |= {path: place for path in paths if (place := self._find(path)) is not None}
         self.committed()
 
     def committed(self) -> None:
-        """Copy the present values: a step is committed."""
+        """Copy the present values, since a step is committed."""
         self._saved = {path: copy for path, place in self._places.items() if (copy := _copied(place)) is not None}
 
     def put_back(self) -> None:
@@ -89,15 +89,15 @@ class TakenIn:
 
     @property
     def standing(self) -> list[str]:
-        """Paths of those that have not changed since the commit."""
+        """Paths of the values that have not changed since the commit."""
         return [path for path, copy in self._saved.items() if _is_as(self._places[path], copy)]
 
     def sent(self) -> list[Taken]:
-        """Return all, as a new process is to get them."""
+        """Return all values in the form in which a new process gets them."""
         return [(path, copy.encoded) for path, copy in self._saved.items()]
 
     def put(self, given: Sequence[Taken]) -> None:
-        """Add these with a peer's values. Raises `ValueError` if this process has no such place."""
+        """Add values that a peer has sent. Raise `ValueError` if this process has no such place."""
         for path, encoded in given:
             place = self._find(path)
             value = None if place is None else _value_of(encoded, place)
@@ -117,7 +117,7 @@ class TakenIn:
 
 
 def _copied(place: ValuePlace) -> _Copy | None:
-    """Return a copy of what stands there; None if it is of no kind that is taken in, or the way there has gone."""
+    """Return a copy of the value at a place; None if its kind is not taken in, or if the path to it is gone."""
     try:
         value = place.get()
     except LookupError:
@@ -136,20 +136,20 @@ def _is_as(place: ValuePlace, copy: _Copy) -> bool:
 
 
 def _put_back(place: ValuePlace, copy: _Copy) -> None:
-    with suppress(LookupError):  # what has gone since the commit the training function makes anew
+    with suppress(LookupError):  # the training function makes a value anew that is gone since the commit
         own = place.get()
         if copy.of_generator:
             put_generator(own, copy.value)
         elif not tree.is_numpy(copy.value) or not copy.value.ndim:
             place.put(copy.value)
         elif tree.is_numpy(own) and own.shape == copy.value.shape:
-            own[...] = copy.value  # somebody else may hold the array, too
+            own[...] = copy.value  # other code may hold the array, too
         else:
             place.put(copy.value.copy())
 
 
 def _value_of(encoded: bytes, place: ValuePlace) -> _Copy | None:
-    """Return what a peer has sent for this place; None if what stands there is of another kind, or does not take it."""
+    """Decode a peer's value for this place; None if the value there is of another kind, or does not accept it."""
     own = _copied(place)
     if own is None:
         return None

@@ -1,1 +1,1 @@
-"""Where a rank stands in its random numbers and its data, kept step by step so that it outlives the process."""
+"""Positions of a rank in its random numbers and its data, recorded step by step. They outlive the process."""

@@ -1,18 +1,19 @@
-"""Memory that the agent keeps, and that outlives `kill -9`: where one rank stood in its random numbers and its data.
+"""Position of one rank in its random numbers and its data, in memory of the agent that outlives `kill -9`.
 
 Rules:
 
-1. Five slots of equal size. Two take turns for committed steps, since the step that the world goes back to may be the
-   last or the last but one that this rank had committed. Three take turns for tentative ones: what step N + 1 will have
-   been if a peer commits it. Of one step, the entry that was written last counts.
+1. There are five slots of equal size. Two alternate for committed steps, since the world may go back to the last step
+   that this rank had committed, or to the one before. Three alternate for tentative steps: the position of step N + 1
+   in case a peer commits it. If a step has several entries, the one that was written last counts.
 2. A slot is written as: sequence odd, body, sequence even. A reader accepts only an even sequence that is the same
-   after it has read the body, so a slot that a dying process had half written is not seen. Sequences rise over all
+   after it has read the body. So it ignores a slot that a dying process has half written. Sequences rise over all
    slots.
-3. One writer (the rank's process), readers when that process is dead or the same process itself.
-4. Writing is done twice in each step, in caches that the step has emptied: there, an assignment to a slice of memory
-   takes 1 us, a call through cffi or ctypes 10, and joining the buffers first 10 more. Where it can be, it is done by
-   the core instead (`taskd.runtime.worker.pulse`, `csrc/pulse.c`), in the same way.
-5. The agent's memory cannot be cut. A file in its place that somebody cuts costs what stands in it, not its writer.
+3. There is one writer, the rank's process. Readers read when that process is dead, or are that process itself.
+4. Each step writes twice, in caches that it has emptied. There, an assignment to a slice of memory takes 1 us, a call
+   through cffi or ctypes 10, and joining the buffers first 10 more. Where possible the core writes instead
+   (`taskd.runtime.worker.pulse`, `csrc/pulse.c`), in the same way.
+5. The agent's memory cannot be truncated. If a file stands in its place and is truncated, its content is lost, but the
+   writer survives.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ CAPACITY_BYTES = SLOT_BYTES - _HEADER.size
 
 
 class PositionKind(enum.Enum):
-    """What a payload stands for."""
+    """Kind of a payload."""
 
     COMMITTED = 0  # kept for the two newest committed steps
     TENTATIVE = 2  # kept for the three newest
@@ -43,7 +44,7 @@ class PositionKind(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class PositionEntry:
-    """What is put down of one step. `sequence` rises with each entry."""
+    """Record of one step. `sequence` rises with each entry."""
 
     sequence: int
     kind: PositionKind
@@ -55,10 +56,11 @@ _COMMITTED = PositionKind.COMMITTED
 
 
 class PositionFile:
-    """The memory at `path`, mapped; a file of mode 0600 is made if there is none.
+    """Mapped memory at `path`; a file of mode 0600 is made if there is none.
 
     Raises:
-        RestoreError: the path cannot be used: a link, another user's file, of another size, or no memory left.
+        RestoreError: the path cannot be used: it is a link, another user's file or of another size, or no memory is
+            left.
     """
 
     def __init__(self, path: str) -> None:
@@ -90,17 +92,17 @@ class PositionFile:
         self._sequence[0] = max(head[0] | 1 for head in self._heads) + 1
         self._rng: Sequence[Buffer] | None = None
         self._rng_bytes = 0
-        self._copies: dict[int, list[tuple[memoryview, Buffer]]] = {}  # of each slot: where to, and from where
+        self._copies: dict[int, list[tuple[memoryview, Buffer]]] = {}  # for each slot: pairs of target and source
 
     @property
     def target(self) -> Target:
-        """For a `Pulse`, which writes the same slots in the same way. The file cannot be closed any more."""
+        """Target for a `Pulse`, which writes the same slots in the same way. The file cannot be closed any more."""
         return Target(self._map, SLOT_BYTES, self._sequence)
 
     def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes = b"") -> None:
-        """Put down for `step` what the buffers show now, and the data position.
+        """Record, for `step`, the present content of the buffers and the data position.
 
-        Costs least if `rng` is the very object of the last call. ValueError if all of it takes more than
+        Costs least if `rng` is the same object as in the last call. Raises `ValueError` if the record exceeds
         `CAPACITY_BYTES`.
         """
         number = step & 1 if slot is _COMMITTED else 2 + step % 3
@@ -142,11 +144,11 @@ class PositionFile:
         return copies
 
     def read(self) -> dict[int, bytes]:
-        """Return the payload of each step that is there, the newest one if there are several."""
+        """Return the payload of each recorded step, the newest one if there are several."""
         return {one.step: one.payload for one in sorted(self.entries(), key=lambda one: one.sequence)}
 
     def entries(self) -> list[PositionEntry]:
-        """Return all that is there."""
+        """Return all entries that were written completely."""
         found: list[PositionEntry] = []
         for slot in range(SLOTS):
             at = slot * SLOT_BYTES

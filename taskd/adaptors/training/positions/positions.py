@@ -1,4 +1,4 @@
-"""Where the positions of one rank are kept, step by step."""
+"""Store of one rank's positions, step by step."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,43 +10,43 @@ from taskd.runtime.worker.pulse import Buffer
 
 
 class Positions(Protocol):
-    """A `PositionFile`, or memory where no file can be had."""
+    """A `PositionFile`, or memory where no file is available."""
 
     def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
-        """Put down for `step` what the buffers show now, and the encoded data positions."""
+        """Record, for `step`, the present content of the buffers and the encoded data positions."""
 
     def read(self) -> dict[int, bytes]:
-        """Return the payload of each step that is there."""
+        """Return the payload of each recorded step."""
 
     def entries(self) -> list[PositionEntry]:
-        """Return all that is there."""
+        """Return all entries."""
 
 
 class PositionMemory:
-    """Positions that die with the process; good enough for a survivor."""
+    """Positions that die with the process; sufficient for a survivor."""
 
     def __init__(self) -> None:
         self._slots: dict[tuple[PositionKind, int], PositionEntry] = {}
         self._sequence = 0
 
     def write(self, slot: PositionKind, step: int, rng: Sequence[Buffer], data: bytes) -> None:
-        """As `Positions.write`."""
+        """Record a step as `Positions.write` does."""
         key = (slot, step % (2 if slot is PositionKind.COMMITTED else 3))
         self._sequence += 1
-        self._slots.pop(key, None)  # the newest is the last
+        self._slots.pop(key, None)  # the newest entry must be the last
         self._slots[key] = PositionEntry(self._sequence, slot, step, pack(rng, data))
 
     def read(self) -> dict[int, bytes]:
-        """As `Positions.read`."""
+        """Return the payload of each recorded step."""
         return {one.step: one.payload for one in self._slots.values()}
 
     def entries(self) -> list[PositionEntry]:
-        """As `Positions.entries`."""
+        """Return all entries."""
         return list(self._slots.values())
 
 
 def not_known(step: int, parts: Parts, *, seeded: bool, lent: bool) -> str:
-    """What a rank has to do without that has no position of this step; "" for nothing."""
+    """Return a text on the data that a rank lacks without a position of this step; "" if it lacks nothing."""
     unknown = [] if seeded else ["random numbers"]
     if parts.positions:
         unknown.append(f"data position ({', '.join(parts.positions)})")

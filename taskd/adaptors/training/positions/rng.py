@@ -1,7 +1,7 @@
-"""The random number generators of this process: captured after each step in a few microseconds, and put back exactly.
+"""Random number generators of this process: captured after each step in a few microseconds, and restored exactly.
 
-What is captured are buffers; where a generator's memory is known (see `rng_memory`) they are views of it, which show
-the state of the moment in which they are copied. Restoring always goes through the public calls.
+The captured states are buffers. Where a generator's memory is known (see `rng_memory`) they are views of it, which show
+the state at the moment of copying. Restoring always uses the public calls.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ from taskd.runtime.worker.pulse import Buffer, Sources
 _WORDS = 624
 _GAUSS = struct.Struct("<id")
 _MARK = 16
-"""Of a twister: its first words, in python's with the count before them."""
+"""Number of first bytes of a twister that enter its mark; python's have the count before the words."""
 
 _NO_GAUSS = _GAUSS.pack(0, 0.0)
 
 
 class RngCapture:
-    """Reads and restores python's `random`, numpy's global generator if imported, torch's CPU and device ones.
+    """Capture of python's `random`, numpy's global generator if imported, torch's CPU and device ones.
 
-    While every generator is read through views and python has no spare normal number, `capture` returns one and the
-    same tuple: in the middle of training each call that is spared is worth microseconds.
+    While every generator is read through views and python has no spare normal number, `capture` returns the same tuple
+    each time: in the middle of training each avoided call saves microseconds.
     """
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class RngCapture:
         return states
 
     def mark(self) -> bytes:
-        """Return `mark_of` what `capture` returns."""
+        """Return the mark (`mark_of`) of the present states."""
         return mark_of(self.capture())
 
     def sources(self) -> Sources | None:
-        """What `capture` reads, for a `Pulse`; None where memory does not show every generator."""
+        """Return the sources that `capture` reads, for a `Pulse`; None where memory does not show every generator."""
         if self._numpy_source is None:
             with contextlib.suppress(ImportError):
                 importlib.import_module("numpy.random")
@@ -93,15 +93,15 @@ class RngCapture:
             pointer = pointer_to(self._numpy_bits, self._numpy_source)
             if pointer is None or self._numpy is None or self._numpy_source._bit_generator is not self._numpy_bits:
                 return None
-        # A spare normal number that python has at the moment is no obstacle: the pulse asks each time.
+        # A spare normal number that python has at the moment is no obstacle: the pulse checks for it each time.
         found = (self._python, _NO_GAUSS, *(self._numpy or (b"", b"")), self._torch)
         return Sources((head_of(found), *found), pointer, self._generator, "gauss_next")
 
     def restore(self, states: Sequence[bytes]) -> None:
-        """Put back what `capture` returned.
+        """Restore the result of `capture`.
 
         Raises:
-            RestoreError: the states are not of this python, numpy or torch.
+            RestoreError: the states do not fit this python, numpy or torch.
         """
         try:
             python, gauss, numpy, spare, cpu, *devices = states
@@ -127,9 +127,9 @@ class RngCapture:
 
 
 def mark_of(states: Sequence[Buffer]) -> bytes:
-    """Return a few bytes that are others as soon as a generator has drawn; the same states have the same ones.
+    """Return a few bytes that change as soon as a generator draws; equal states have equal bytes.
 
-    A twister counts each number that it gives, and has other words when it has given all that were there.
+    A twister counts each number that it gives, and has other words once it has given all that were there.
     """
     python, gauss, numpy, spare, cpu, *devices = states
     return b"".join((python[:_MARK], gauss, numpy[:_MARK], numpy[-4:], spare[:4], *torch_mark(cpu), *devices))
@@ -143,25 +143,25 @@ def is_just_seeded() -> bool:
 
 
 class PackedRng:
-    """The generators of this process, whose states are one value: it is kept, and put down with others."""
+    """Generators of this process, whose states are one value that can be kept and recorded."""
 
     def __init__(self) -> None:
         self._rng = RngCapture()
 
     def capture(self) -> bytes:
-        """Their states now."""
+        """Return the present states, as one value."""
         return pack(self._rng.capture())
 
     def mark(self) -> bytes:
-        """As `RngCapture.mark`."""
+        """Return the mark of the present states."""
         return self._rng.mark()
 
     def mark_of(self, states: bytes) -> bytes:
-        """As `mark_of` what `capture` returned."""
+        """Return the mark of states that `capture` returned."""
         return mark_of(unpack(states)[0])
 
     def restore(self, states: bytes) -> None:
-        """Put back what `capture` returned. Raises `RestoreError`."""
+        """Restore the result of `capture`. Raise `RestoreError` if it cannot be read or restored."""
         try:
             found = unpack(states)[0]
         except (struct.error, msgspec.DecodeError) as error:

@@ -1,9 +1,9 @@
-"""Where random number generators keep their state in memory.
+"""Memory in which random number generators keep their state.
 
 The public calls that read a state take 5 to 50 us, and several times that in the middle of training, whose steps empty
-the processor's caches. Python, numpy and torch each keep a Mersenne twister of 2,500 bytes at a place that does not
-move. It is looked for, and what is found there is compared with what the public call says; where the two differ there
-is no view, and the caller goes on with the public call.
+the processor's caches. Python, numpy and torch each keep a Mersenne twister of 2,500 bytes at a fixed place. This
+module searches for it, and compares its content with the result of the public call. If the two differ there is no view,
+and the caller uses the public call.
 
 A view shows the present state whenever it is read. Nothing is ever written through one.
 """
@@ -22,17 +22,17 @@ from taskd.runtime.worker.pulse import Buffer
 _WORDS = 624
 TWISTER_BYTES = (_WORDS + 1) * 4
 SPARE = struct.Struct("<i4xd")
-"""The spare normal number of numpy: whether there is one, and it."""
+"""numpy's spare normal number: a flag whether there is one, and the number."""
 
 _HEAD = struct.Struct("<QiB3xI")  # torch, before the words: seed, words left, seeded, next word
 _TAIL = struct.Struct("<4xfB3xdB")  # after the words: spare float, is there one; spare double, is there one
-_LEGACY = struct.Struct(f"<QiiQ{_WORDS}QdddixxxxfBxxx")  # what `torch.Generator.get_state` returns
+_LEGACY = struct.Struct(f"<QiiQ{_WORDS}QdddixxxxfBxxx")  # the result of `torch.Generator.get_state`
 TORCH_BYTES = _HEAD.size + _WORDS * 4 + _TAIL.size
-_SEARCHED_BYTES = 512  # of torch's generator, before the words
+_SEARCHED_BYTES = 512  # range of torch's generator in which the head and the words may begin
 
 
 def python_view(generator: random.Random) -> memoryview | None:
-    """Index and words of one of Python's generators."""
+    """Return a view of index and words of one of Python's generators; None if they are not found there."""
     _, words, _ = generator.getstate()
     if type(generator).__basicsize__ < object.__basicsize__ + TWISTER_BYTES:
         return None
@@ -41,7 +41,7 @@ def python_view(generator: random.Random) -> memoryview | None:
 
 
 def numpy_views(source: Any) -> tuple[memoryview, memoryview] | None:
-    """Words and position, and the spare number, of a numpy `RandomState` over MT19937."""
+    """Return views of a numpy `RandomState` over MT19937: words and position, and the spare number; None if unknown."""
     offset = _spare_offset(type(source))
     if offset is None:
         return None
@@ -56,12 +56,12 @@ def numpy_views(source: Any) -> tuple[memoryview, memoryview] | None:
 
 
 def torch_view(generator: torch.Generator) -> memoryview | None:
-    """The whole state of one of torch's CPU generators; `torch_state` makes of it what `set_state` takes."""
+    """Return a view of a torch CPU generator's whole state, which `torch_state` converts for `set_state`; or None."""
     address = ctypes.c_size_t.from_address(id(generator) + object.__basicsize__).value
     state = bytes_of(generator.get_state())
     words = struct.pack(f"<{_WORDS}I", *_LEGACY.unpack(state)[4 : 4 + _WORDS])
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:  # an error, where a pointer would be a crash
+        with open("/proc/self/mem", "rb", buffering=0) as memory:  # a wrong address raises here; a pointer would crash
             seen = os.pread(memory.fileno(), _SEARCHED_BYTES + TORCH_BYTES, address)
     except OSError:
         return None
@@ -73,14 +73,14 @@ def torch_view(generator: torch.Generator) -> memoryview | None:
 
 
 def pointer_to(part: object, owner: object) -> tuple[int, int] | None:
-    """Where `owner` keeps its pointer to `part`, and that pointer; None if it has none, or more than one."""
+    """Return the address of `owner`'s pointer to `part`, and that pointer; None if it has none, or more than one."""
     words = struct.unpack(f"{type(owner).__basicsize__ // 8}Q", ctypes.string_at(id(owner), type(owner).__basicsize__))
     found = [index for index, word in enumerate(words) if word == id(part)]
     return (id(owner) + 8 * found[0], id(part)) if len(found) == 1 else None
 
 
 def torch_state(raw: bytes) -> bytes:
-    """What `get_state` would have returned, from the bytes that a `torch_view` showed."""
+    """Convert the bytes of a `torch_view` to the result that `get_state` would have returned."""
     seed, left, seeded, following = _HEAD.unpack_from(raw)
     words = struct.unpack_from(f"<{_WORDS}I", raw, _HEAD.size)
     single, has_single, double, has_double = _TAIL.unpack_from(raw, _HEAD.size + _WORDS * 4)
@@ -89,11 +89,11 @@ def torch_state(raw: bytes) -> bytes:
 
 
 def torch_mark(raw: Buffer) -> tuple[Buffer, ...]:
-    """What of a `torch_view` tells by a few bytes whether numbers were drawn; all of any other state."""
+    """Return the few bytes of a `torch_view` that show whether numbers were drawn; all of any other state."""
     if len(raw) != TORCH_BYTES:
         return (raw,)
     tail = TORCH_BYTES - _TAIL.size
-    return raw[:13], raw[16 : _HEAD.size + 16], raw[tail + 8 : tail + 9], raw[-1:]  # what lies between means nothing
+    return raw[:13], raw[16 : _HEAD.size + 16], raw[tail + 8 : tail + 9], raw[-1:]  # bytes in between have no meaning
 
 
 def _view(address: int, size: int) -> memoryview:
@@ -101,7 +101,7 @@ def _view(address: int, size: int) -> memoryview:
 
 
 def _spare_offset(kind: Any) -> int | None:
-    """Where a RandomState keeps its spare normal number (flag, padding, double), found with a marked probe."""
+    """Return the offset of a RandomState's spare normal number (flag, padding, double), found with a marked probe."""
     probe, mark = kind(0), 0.7390851332151607
     _, words, index, _, _ = probe.get_state(legacy=True)
     probe.set_state(("MT19937", words, index, 1, mark))

@@ -1,14 +1,14 @@
-"""Random numbers that are a function of the job's seed, a stream and the step, so that any node can draw them again.
+"""Random numbers as a function of the job's seed, a stream and the step: any node can draw them again.
 
 Rules:
 
 1. At the beginning of each step every generator of the process is seeded anew: python's `random`, numpy's global one if
    it is imported, torch's CPU one, and that of the present accelerator once it is in use.
-2. The stream is the rank in the job, or the share of the global batch while that is worked at: at full size they are
+2. The stream is the rank in the job, or the share of the global batch while that is worked at. At full size both are
    the same number.
 3. The mixer is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014). Its
    state is one number. Each stream begins at its own, mixed, place of the cycle, and each step takes two outputs.
-4. torch's CPU generator and numpy's are made of 32 bits by the same recipe, so they never get the same ones.
+4. torch's CPU generator and numpy's expand 32 bits by the same recipe. So they never get the same 32 bits.
 """
 
 import importlib
@@ -28,7 +28,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 class Seeds:
-    """Seeds the generators of this process. Takes the place of an `RngCapture`, and captures nothing.
+    """Seeding of this process's generators, in place of an `RngCapture`. It captures nothing.
 
     Raises:
         ConfigError: the seed is no integer of 64 bits.
@@ -59,26 +59,26 @@ class Seeds:
             self._accelerator.manual_seed(first)
 
     def capture(self) -> Sequence[Buffer]:
-        """Return nothing: a step's numbers can be had again from its number."""
+        """Return nothing: a step's numbers can be drawn again from its number."""
         return ()
 
     def sources(self) -> Sources:
-        """What `capture` reads, for a `Pulse`."""
+        """Return the sources that `capture` reads, for a `Pulse`."""
         return Sources((head_of(()),), None, None, "")
 
     def restore(self, states: Sequence[bytes]) -> None:
-        """Do nothing: `sow` is what brings a step's numbers back."""
+        """Do nothing: `sow` restores a step's numbers."""
 
 
 def mix(number: int) -> int:
-    """The output function of SplitMix64: 64 bits to 64 bits, one to one."""
+    """Apply the output function of SplitMix64: 64 bits to 64 bits, one to one."""
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK
     return number ^ number >> 31
 
 
 def _accelerator() -> Any:
-    """The module of this machine's accelerator, if it can be seeded and tells whether it is in use."""
+    """Return the module of this machine's accelerator, if it can be seeded and reports whether it is in use."""
     if not hasattr(torch, "accelerator") or not torch.accelerator.is_available():
         return None
     module: Any = torch.get_device_module(torch.accelerator.current_accelerator())

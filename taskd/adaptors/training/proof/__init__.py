@@ -1,1 +1,1 @@
-"""What a job finds out by itself, in its first steps: whether it can go on exactly after a fault."""
+"""Proof, made by a job itself in its first steps, that it can go on exactly after a fault."""

@@ -1,11 +1,11 @@
-"""A question that all ranks answer together, in bounded time, over the store of the default group.
+"""Question that all ranks answer together, in bounded time, over the store of the default group.
 
 Rules:
 
-1. The first decision that is written stands. It is "yes" if every rank has given the same answer, and else a reason:
-   that of the first rank that speaks against it, or of the first that has waited for too long.
-2. Nobody waits in a collective, and nobody holds the store's connection: the training's own threads use it too.
-3. A store that fails answers for nobody: that is a reason like any other.
+1. The first decision that is written stands. It is "yes" if every rank has given the same answer. Else it is the reason
+   of the first rank that objects, or of the first that has waited for too long.
+2. No rank waits in a collective, and no rank holds the store's connection: the training's own threads use it too.
+3. A store that fails gives no answer: that is a reason like any other.
 """
 
 import time
@@ -19,19 +19,19 @@ AGREED: Final = "yes"
 _LONGEST_POLL_S: Final = 1.0
 _POLL_S: Final = 0.002
 _POLL_S_PER_RANK: Final = 2e-5
-"""100,000 ranks ask 50,000 times a second together."""
+"""Pause per rank: all ranks together poll 50,000 times a second, until the pause reaches `_LONGEST_POLL_S`."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The ranks that answer, and where.
+    """Ranks that answer, and the store of their answers.
 
     Args:
-        store: one that all ranks share.
-        prefix: begins the names of all keys; no other agreement has it.
-        rank: this one's.
-        world_size: how many answer.
-        waiting: called again and again while this rank waits; what it raises ends the wait.
+        store: a store that all ranks share.
+        prefix: beginning of the names of all keys; no other agreement has it.
+        rank: rank of this process.
+        world_size: number of ranks that answer.
+        waiting: called repeatedly while this rank waits; an error that it raises ends the wait.
     """
 
     store: Store
@@ -41,9 +41,9 @@ class Agreement:
     waiting: Callable[[], None]
 
     def ask(self, question: str, answer: str, limit_s: float, *, against: str = "") -> str:
-        """Return `AGREED` if every rank has given `answer`, else why not. `against`: this rank's reason for no.
+        """Return `AGREED` if every rank has given `answer`, else the reason. `against`: this rank's reason to object.
 
-        All ranks return the same, but where the store fails.
+        All ranks return the same, except where the store fails.
         """
         try:
             return self._ask(f"{self.prefix}/{question}", answer, limit_s, against)
@@ -54,7 +54,7 @@ class Agreement:
         """Reject a question without asking it, and return the decision. This does not wait for other ranks."""
         try:
             return self._decide(f"{self.prefix}/{question}", f"rank {self.rank}: {reason}")
-        except RuntimeError as error:  # the others have waited for too long then
+        except RuntimeError as error:  # the other ranks then reach their time limit
             return self._failed(error)
 
     def _ask(self, key: str, answer: str, limit_s: float, against: str) -> str:

@@ -1,12 +1,12 @@
-"""Trial whether a script fetches a batch ahead of its steps, with the step that is done twice.
+"""Trial, with the step that is done twice, whether a script fetches a batch ahead of its steps.
 
 Rules:
 
-1. At a commit, such a script holds a batch that no step has used. If the step that is done again goes on behind that
-   batch, it comes out otherwise; if the loader hands the batch out again, it comes out the same. So both are tried.
-2. Where the text of the script shows that a batch is fetched ahead, only the second is tried.
-3. The loader must be the only one that the script has asked, in each of the first steps: what comes out the same shows
-   nothing of another loader, whose batches may matter later.
+1. At a commit, such a script holds a batch that no step has used. If the repeated step goes on behind that batch, it
+   comes out differently. If the loader hands the batch out again, it comes out the same. So both are tried.
+2. If the text of the script shows that a batch is fetched ahead, only the second is tried.
+3. The script must have asked this loader alone, in each of the first steps. An equal result proves nothing of another
+   loader, whose batches may matter later.
 """
 
 from collections.abc import Mapping
@@ -44,12 +44,12 @@ class AheadTrial:
             place.ahead.follow()
 
     def committed(self) -> None:
-        """The commit before the step that is done twice."""
+        """Remember the places at the commit before the step that is done twice."""
         for place in self._places.values():
             place.ahead.remember()
 
     def leave(self) -> int:
-        """The step may be left, to be done again. Return how many batches are handed out again then."""
+        """Choose the loader to try, as the step may be left. Return how many of its batches are handed out again."""
         used = {name: one for name, one in self._places.items() if one.ahead.is_used}
         self._tried = {name: one for name, one in used.items() if len(used) == 1 and one.ahead.remembered is not None}
         self.batches = self._least if self._tried else 0
@@ -61,7 +61,7 @@ class AheadTrial:
         return "" if self._tried and self.batches < MOST_AHEAD else "no batch is fetched ahead"
 
     def try_more(self) -> None:
-        """The step has come out otherwise: have one batch more handed out again."""
+        """Have one batch more handed out again: the step has come out differently."""
         self.batches, self.tries = self.batches + 1, self.tries + 1
 
     def put_back(self) -> bool:
@@ -77,6 +77,6 @@ class AheadTrial:
 
 
 def settle(places: Mapping[str, LoaderPlace], found: Mapping[str, int]) -> None:
-    """Have so many batches of these loaders handed out again after a recovery, and none of the others."""
+    """Have the found numbers of batches handed out again after a recovery, and none of other loaders."""
     for name, place in places.items():
         place.ahead.settle(min(MOST_AHEAD, max(0, found.get(name, 0))))

@@ -1,20 +1,21 @@
-"""What was alike on all ranks before a fault must be so after the recovery.
+"""Comparison of values that were alike on all ranks before a fault: they must be so after the recovery.
 
 A rank that a fault has replaced may go on with another place in the data, or draw a random number more than its peers,
-and nobody would see it. So all ranks count who has what, before a fault and after it.
+and it would pass unnoticed. So all ranks count how many have each value, before a fault and after it.
 
 Rules:
 
-1. Behind the same commit each rank adds one to a counter in the store of the default group, for each kind of thing and
-   what it has of it. What all ranks have is counted as often as there are ranks. They look behind their next commit:
-   by then every rank has come so far, for the step's collectives have let it pass. Nobody waits for anybody. After a
-   recovery, each rank only notes what it has behind the first commit, and counts it behind the second: a recovery
+1. Behind the same commit each rank adds one to a counter in the store of the default group, for each kind and its value
+   there. A value that all ranks have is counted as often as there are ranks. Each rank reads the counters behind its
+   next commit. By then every rank has counted, for the step's collectives have let it pass. No rank waits for another.
+   After a recovery, each rank records its values behind the first commit and counts them behind the second: a recovery
    lasts until that first commit.
-2. They count behind two early commits, behind the first evaluation and as a second pass over the data begins; after
-   each recovery again. A kind counts at such a moment if it was alike there each time before the first fault. If this
+2. They count behind an early commit, behind the first evaluation and as a second pass over the data begins; after each
+   recovery again. A kind counts at such a moment if it was alike there each time before the first fault. If this
    process has no count of a moment from before a fault, its first count afterwards serves instead.
-3. Not the random numbers are looked at alone, but also how many were drawn: ranks have seeds of their own.
-4. If something differs after a recovery, the training is not exact: all processes start anew, for no restart.
+3. Besides the random numbers the number of draws is compared: ranks have seeds of their own.
+4. If something differs after a recovery, the training is not exact: all processes start anew, without counting a
+   restart.
 """
 
 import hashlib
@@ -37,11 +38,11 @@ from taskd.adaptors.training.recovery import StateRecovery
 
 logger = logging.getLogger(__name__)
 _EARLY: Final = 4
-"""A commit of this process behind which it counts."""
+"""Commit of this process behind which it counts."""
 
 
 class CountMoment(Enum):
-    """When ranks count."""
+    """Moment at which ranks count."""
 
     EARLY = "an early step"
     EVALUATION = "an evaluation"
@@ -49,7 +50,7 @@ class CountMoment(Enum):
 
 
 class _Taken(NamedTuple):
-    """What a rank had at a commit: the digest of each kind, and under which name ranks count it."""
+    """Values of a rank at a commit: the digest of each kind, and the name under which ranks count it."""
 
     moments: set[CountMoment]
     name: str
@@ -57,12 +58,12 @@ class _Taken(NamedTuple):
 
 
 class AlikeRanks:
-    """The counts of one training function, in one process.
+    """Counts of one training function, in one process.
 
     Args:
-        recovery: that of its state.
-        prefix: returns what begins the names of all keys of the present world.
-        differs: called with what differs after a recovery.
+        recovery: recovery of its state.
+        prefix: returns the beginning of the names of all keys of the present world.
+        differs: called with the difference after a recovery, in words.
         watch_commit: has `committed` called at the next commit.
     """
 
@@ -77,31 +78,31 @@ class AlikeRanks:
         self._differs, self._watch_commit = differs, watch_commit
         self._after_fault = False
         self._alike: dict[CountMoment, frozenset[str]] = {}
-        """The kinds that were alike at each moment."""
+        """Kinds that were alike at each moment."""
         self._commits = 0
         self._left = set(CountMoment)
         self._due: set[CountMoment] = set()
         self._taken: _Taken | None = None
-        """Noted, not counted yet."""
+        """Values that are recorded, but not counted yet."""
         self._counted: list[_Taken] = []
-        """Behind the last commit, not judged yet."""
+        """Values that were counted behind the last commit, but not judged yet."""
         recovery.steps.evaluations.end.append(self._on_evaluation)
         recovery.parts.epochs.again.append(self._on_pass)
 
     @property
     def owes(self) -> bool:
-        """Whether it wants to hear of the next commit."""
+        """True if it must be called at the next commit."""
         waits = self._taken is not None or bool(self._counted) or bool(self._due)
         return waits or self._commits < _EARLY
 
     def enter(self, *, after_fault: bool) -> None:
-        """The training function is about to be called."""
+        """Start over: the training function is about to be called."""
         self._taken, self._counted = None, []
         self._due, self._commits, self._left = set(), 0, set(CountMoment)
         self._after_fault = after_fault
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Judge, count and record values behind a commit, as they are due."""
         self._commits += 1
         counted, self._counted = self._counted, []
         for one in counted:
@@ -117,7 +118,7 @@ class AlikeRanks:
                 self._count()
 
     def close(self) -> None:
-        """The training function was left for good."""
+        """Stop counting: the training function was left for good."""
         for calls, call in (
             (self._recovery.steps.evaluations.end, self._on_evaluation),
             (self._recovery.parts.epochs.again, self._on_pass),
@@ -143,7 +144,7 @@ class AlikeRanks:
             return
         try:
             self._taken = _Taken(moments, f"{self._prefix()}/{self._recovery.step}", dict(_kinds(self._recovery.parts)))
-        except Exception:  # no training ends by being looked at
+        except Exception:  # a failed comparison must not end the training
             logger.info("the ranks could not be compared", exc_info=True)
 
     def _count(self) -> None:
@@ -178,7 +179,7 @@ class AlikeRanks:
 
 
 def _kinds(parts: Parts) -> Iterator[tuple[str, str]]:
-    """What a rank has of each kind, as a digest."""
+    """Yield each kind, with a digest of this rank's value."""
     yield "the number of draws", _short(list(_draws()))
     yield "the random numbers", _short(of_random_numbers())
     if parts.epochs.used:
@@ -190,7 +191,7 @@ def _kinds(parts: Parts) -> Iterator[tuple[str, str]]:
 
 
 def _draws() -> Iterator[Any]:
-    """How far each generator is in its present block of numbers: that does not depend on its seed."""
+    """Yield each generator's position in its present block of numbers: that does not depend on its seed."""
     yield bytes(torch.default_generator.get_state()[8:24].tolist())
     yield random.getstate()[1][-1]
     numpy = sys.modules.get("numpy.random")

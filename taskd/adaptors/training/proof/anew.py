@@ -1,4 +1,4 @@
-"""Have all processes begin the job again, once a proof has found that the training is not exact."""
+"""Restart of all processes from the beginning, once a proof has found that the training is not exact."""
 
 import threading
 from typing import Final
@@ -8,15 +8,15 @@ from taskd.adaptors.training.tripwire import Interrupted
 from taskd.errors import RecoveryError
 
 _LIMIT_S: Final = 60.0
-"""The manager is asked to start all processes anew, and looks at that within seconds."""
+"""Time limit for a restart by the manager, which checks for this request within seconds."""
 
 
 def start_anew(runtime: Runtime, reason: str) -> None:
-    """Ask that all processes start anew, for no restart, and wait for it.
+    """Request that all processes start anew, without counting a restart, and wait for it.
 
     Raises:
-        Interrupted: it comes, or a fault has come meanwhile.
-        RecoveryError: nobody starts this process anew.
+        Interrupted: the restart comes, or a fault has come meanwhile.
+        RecoveryError: no manager starts this process anew.
     """
     runtime.refusals.ask_anew(reason)
     ended = threading.Event()

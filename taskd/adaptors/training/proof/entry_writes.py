@@ -1,11 +1,12 @@
-"""What a training function empties, removes or renames each time it is entered, by audit events of Python's.
+"""Files and folders that a training function empties, removes or renames at each entry, by Python's audit events.
 
-The self-check enters the function once more in a healthy job: it must not do there what only a fault may do.
+The self-check enters the function once more in a healthy job. The function must not do then what only a fault may
+repeat.
 
 Rules:
 
-1. Events of the thread that trains count, from the entry into the function until its first commit. What is opened for
-   appending or reading, and folders that are made, are harmless.
+1. Events of the thread that trains count, from the entry into the function until its first commit. Opening a file for
+   appending or reading is harmless, and so is making a folder.
 2. Files of the interpreter's and of compilers' caches do not count.
 """
 
@@ -20,7 +21,7 @@ _HARMLESS: Final = (WRITES, VERBS["os.mkdir"])
 
 
 class EntryWrites:
-    """The first thing that a training function empties, removes or renames as it is entered.
+    """First file or folder that a training function empties, removes or renames as it is entered.
 
     Attributes:
         found: `file:line`, a verb and a path; "" if there is nothing.
@@ -32,13 +33,13 @@ class EntryWrites:
         self._torch = TorchWriter(self._note)
 
     def start(self) -> None:
-        """The function is called."""
+        """Start to watch: the function is called."""
         self.stop()
         listen(self._note)
         self._torch.start()
 
     def stop(self) -> None:
-        """Its first step is committed, or it was left."""
+        """Stop watching: the function's first step is committed, or it was left."""
         stop_listening(self._note)
         self._torch.stop()
 
@@ -46,5 +47,5 @@ class EntryWrites:
         if self.found or verb in _HARMLESS or threading.get_ident() != self._thread:
             return
         if not is_compilers():
-            self.stop()  # to look for the line may raise events
+            self.stop()  # the search for the line may raise events
             self.found = f"{script_line()} {verb} {path} each time it is entered"

@@ -37,7 +37,7 @@ class FirstBatches:
 
     @property
     def owes(self) -> bool:
-        """Whether `committed` is to be called at the next commit."""
+        """True if `committed` must be called at the next commit."""
         return self._left > 0
 
     def enter(self, *, is_new: bool) -> None:

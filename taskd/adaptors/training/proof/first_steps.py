@@ -1,6 +1,6 @@
-"""The self-check of one training function: its text is read, its first steps are looked at, and one is done twice.
+"""Self-check of one training function: its text is read, its first steps are inspected, and one is done twice.
 
-A job that does not check itself has `NoFirstSteps`, and loads nothing of what checks.
+A job without the self-check has `NoFirstSteps`, and loads none of the modules that check.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,46 +16,46 @@ R = TypeVar("R")
 
 
 class FirstSteps(Protocol):
-    """Parts of the check, as a session calls them."""
+    """Interface of the check to a session."""
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
-        """Return the function that is called in its place. Called when this process has entered the job's world."""
+        """Return the function to call in its place. Call this when the process has entered the job's world."""
 
     def enter(self, *, after_fault: bool) -> None:
-        """The function is about to be called, for the first time or after a fault."""
+        """Prepare for a call of the function, for the first time or after a fault."""
 
     def committed(self) -> bool:
-        """A step is committed. Return whether the next commit is wanted, too."""
+        """Check a committed step. Return whether the next commit must be reported, too."""
 
     def interrupted(self, error: BaseException) -> None:
-        """Look at the interrupted step. `error` of a fault has ended the function; the state is unchanged since."""
+        """Inspect the interrupted step. `error` of a fault has ended the function; the state is unchanged since."""
 
     def cancel(self) -> None:
-        """The job recovers from a fault."""
+        """Stop proving: the job recovers from a fault."""
 
     def close(self) -> None:
-        """The training is over."""
+        """End the check: the training is over."""
 
 
 class NoFirstSteps:
-    """Checks nothing."""
+    """Stand-in that checks nothing."""
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
         """Return the function itself."""
         return function
 
     def enter(self, *, after_fault: bool) -> None:
-        """Nothing begins."""
+        """Do nothing."""
 
     def committed(self) -> bool:
-        """Want no commit."""
+        """Return False: no commit must be reported."""
         return False
 
     def interrupted(self, error: BaseException) -> None:
-        """Look at nothing."""
+        """Do nothing."""
 
     def cancel(self) -> None:
-        """Nothing goes on."""
+        """Do nothing."""
 
     close = cancel
 
@@ -63,8 +63,8 @@ class NoFirstSteps:
 class WatchedSteps:
     """Checks in every process of a job with the self-check.
 
-    Watched are parameters in evaluations, what is alike on all ranks, a new process's first batches, and values outside
-    of the state.
+    They watch parameters in evaluations, values that are alike on all ranks, a new process's first batches, and values
+    outside of the state.
     """
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
@@ -94,14 +94,14 @@ class WatchedSteps:
         return function
 
     def enter(self, *, after_fault: bool) -> None:
-        """Look at what the function begins with."""
+        """Prepare each check for a call of the function."""
         self._parameters.enter()
         self._batches.enter(is_new=self._is_new)
         self._is_new = False
         self._alike.enter(after_fault=after_fault)
 
     def committed(self) -> bool:
-        """Look at what a step has left."""
+        """Run the checks that are due behind this commit."""
         self._looks.committed()
         self._parameters.committed()
         self._batches.committed()
@@ -113,17 +113,17 @@ class WatchedSteps:
         self._looks.interrupted(error)
 
     def cancel(self) -> None:
-        """Go on: the next fault may come in an evaluation."""
+        """Keep watching: the next fault may come in an evaluation."""
 
     def close(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         self._parameters.close()
         self._alike.close()
         self._batches.close()
 
 
 class CheckedFirstSteps(WatchedSteps):
-    """Checks the first steps of a process that begins with the job."""
+    """Checks of the first steps, in a process that begins with the job."""
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> None:
         from taskd.adaptors.training.proof.set_up_writes import SetUpWrites
@@ -133,29 +133,29 @@ class CheckedFirstSteps(WatchedSteps):
         self._writes = None if files is None else SetUpWrites(files, runtime.refusals.tell)
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
-        """Return the function that does one step twice. Tell what a new process's set-up would write again."""
+        """Return the function that does one step twice. Report files that a new process's set-up would write again."""
         if self._writes is not None:
             self._writes.enter()
         self._looks.enter()
         return self._check.around(function)
 
     def enter(self, *, after_fault: bool) -> None:
-        """Look at what the function begins with, and let new nodes know what is proven."""
+        """Prepare each check, and publish the verdict to new nodes after a fault."""
         super().enter(after_fault=after_fault)
         if after_fault:
             self._check.entered()
 
     def committed(self) -> bool:
-        """Look, or prove, what is due behind this commit."""
+        """Run the checks and the proof that are due behind this commit."""
         self._check.committed()
         return super().committed() or self._check.runs
 
     def cancel(self) -> None:
-        """Prove nothing any more. Looks end by themselves."""
+        """Stop proving. The other checks end by themselves."""
         self._check.cancel()
 
     def close(self) -> None:
-        """Neither prove nor watch anything any more."""
+        """Stop proving and watching."""
         if self._writes is not None:
             self._writes.close()
         self._check.cancel()
@@ -163,7 +163,7 @@ class CheckedFirstSteps(WatchedSteps):
 
 
 def is_checked(runtime: Runtime) -> bool:
-    """Whether this process checks: not a newcomer, whose peers have, nor one of a job that does not want it."""
+    """Return whether this process checks: not a newcomer, whose peers have, and not in a job without the self-check."""
     return runtime.link.config.self_check is not SelfCheck.OFF and not runtime.link.joins
 
 
@@ -186,8 +186,8 @@ def mended(
 ) -> Callable[[], R]:
     """Return `call`, which calls the training function. In a new process, prepare that function before its first call.
 
-    The place in the data that this process has taken over says whether counts go on or names are kept. Without one, the
-    process reads the function to find out.
+    The place in the data that this process has taken over shows whether counts go on or names are kept. Without such a
+    place, the process reads the function to find out.
     """
     if not runtime.link.joins or runtime.link.config.self_check is SelfCheck.OFF:
         return call
@@ -208,7 +208,7 @@ def mended(
 
 
 def first_steps_of(runtime: Runtime, recovery: StateRecovery, watch_commit: Callable[[], None]) -> FirstSteps:
-    """Return what checks a session's first steps. `watch_commit` has the next commit looked at."""
+    """Return the checks of a session's first steps. `watch_commit` has the next commit reported to them."""
     if runtime.link.config.self_check is SelfCheck.OFF:
         return NoFirstSteps()
     kind = WatchedSteps if runtime.link.joins else CheckedFirstSteps

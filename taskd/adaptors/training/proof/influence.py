@@ -1,11 +1,12 @@
-"""Whether what the script changes comes back to the training: read from the script's text.
+"""Influence on the training of values that the script changes: read from the script's text.
 
 Rules:
 
-1. From what moves the training (a model's pass, a backward pass, an optimizer, a seed, the sampler's epoch, the end of
-   a loop around these) it is gone backwards to the names that flow into it. What is not among them is output.
+1. The reading begins at code that moves the training (a model's pass, a backward pass, an optimizer, a seed, the
+   sampler's epoch, the end of a loop around these). It goes backwards to the names that flow into that code. All other
+   names are output.
 2. A function of the script that moves the training is read too. In a method, `self.x` is the caller's `loop.x`.
-3. What cannot be read matters to nobody.
+3. Code that cannot be read has no influence.
 """
 
 import ast
@@ -40,11 +41,11 @@ _DEEPEST: Final = 3
 
 
 class Influence:
-    """What flows into the training in these functions.
+    """Names that flow into the training in these functions.
 
     Args:
-        functions: of the script, that run between a commit and the next.
-        held: ids of what the state has.
+        functions: functions of the script that run between a commit and the next.
+        held: ids of the objects that the state has.
     """
 
     def __init__(self, functions: Iterable[ScriptFunction], held: frozenset[int]) -> None:
@@ -57,14 +58,14 @@ class Influence:
             self.names |= self._of(function)
 
     def reaches(self, path: str, methods: Iterable[str] = ()) -> bool:
-        """Whether an object flows into the training: by its name, or through one of these methods of it."""
+        """Return whether an object flows into the training: by its name, or through one of these methods of it."""
         plain = plain_path(path)
         heads = {plain[:at] for at, letter in enumerate(plain) if letter == "."} - {"self"}
         calls = {f"{plain}.{method}" for method in methods}
         return bool(self.names & (heads | calls | {plain} - {"self"}))
 
     def takes(self, path: str) -> bool:
-        """Whether the very attribute or variable at this path flows into the training."""
+        """Return whether the attribute or variable at this exact path flows into the training."""
         return plain_path(path) in self.names
 
     # Inside.
@@ -89,7 +90,7 @@ class Influence:
             found = more
 
     def _flows(self, node: ast.AST, found: set[str], function: ScriptFunction) -> set[str]:
-        """The names that flow into those found at this statement."""
+        """Return the names that flow into those found, at this statement."""
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if node.value is not None and any(meets(target, found) for target in targets):
@@ -120,7 +121,7 @@ class Influence:
         return called is not None and self._is_moving(called, deep)
 
     def _given(self, call: ast.Call, function: ScriptFunction) -> set[str]:
-        """The names that a call takes into the training: of a function of the script those that it does take there."""
+        """Return the names that a call takes into the training; of a script's function only those it uses so."""
         called = function.called(call)
         if called is None or id(called.function) in self._read:
             return names_in(call)
@@ -139,7 +140,7 @@ class Influence:
         return found | {name for name in names if _root(name) not in local}
 
     def _is_moving(self, called: CalledFunction, deep: int) -> bool:
-        """Whether a function of the script moves the training itself."""
+        """Return whether a function of the script moves the training itself."""
         key = id(called.function), id(called.owner)
         known = self._moving.get(key)
         if known is None:
@@ -159,7 +160,7 @@ class Influence:
         )
 
     def _aliases(self, function: ScriptFunction) -> set[str]:
-        """Names of the groups of an optimizer in a loop over them, and of what the state has itself."""
+        """Return the names of an optimizer's groups in a loop over them, and of objects that the state has."""
         assert function.tree is not None
         found = {name for name, value in function.names.items() if id(value) in self._held}
         for node in walk_tree(function.tree):

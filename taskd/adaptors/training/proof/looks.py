@@ -1,17 +1,17 @@
-"""What is looked at behind early commits: whether the state can be loaded, and what is outside of it.
+"""Early inspections behind first commits: whether the state can be loaded, and which state is outside of it.
 
 Rules:
 
 1. Before the first step the paths of existing values are recorded. There are four walks: behind two early commits,
    behind the first evaluation or a later commit if none has come by then, and behind the first commit of the second
    pass over the data.
-2. A fault before the last early walk has living ranks walk once more, for 0.2 s at most: a new process would not have
-   what has changed since. No part is asked for its `state_dict()` there. They walk again behind the first commit after
-   the recovery. A newcomer begins with a walk behind its own first commit, for the next fault may leave it alone, or
-   behind the second if the job is past its first steps: no recovery waits for that one.
+2. If a fault comes before the last early walk, living ranks walk once more, for 0.2 s at most: a new process would lack
+   the values that have changed since. No part is asked for its `state_dict()` there. They walk again behind the first
+   commit after the recovery. A newcomer first walks behind its own first commit, for the next fault may leave it alone.
+   If the job is past its first steps it walks behind the second: no recovery waits for that one.
 3. Only ranks that begin with the job take values into the state, or compare their parts: they agree on it, and a
    newcomer takes part in no agreement.
-4. What fails inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
+4. A failure inside is one line in the log, and the training goes on. A commit of any other step pays nothing.
 """
 
 import itertools
@@ -39,9 +39,9 @@ from taskd.runtime.worker.worker import allows_inexact
 
 _log = logging.getLogger(__name__)
 _EARLY: Final = (1, 2)
-"""Commits of this process behind which it walks: what is taken in then is proven in the third step."""
+"""Commits of this process behind which it walks: values that are taken in then are proven in the third step."""
 _LATEST: Final = 12
-"""And this one, if there was no evaluation before."""
+"""Commit behind which it walks too, if there was no evaluation before."""
 _MOST: Final = 4
 _LIMIT_S: Final = 1.0
 _FIRST_S: Final = 0.2
@@ -49,13 +49,13 @@ _numbers: Final = itertools.count()
 
 
 class EarlyLooks:
-    """Those of one training function.
+    """Early inspections of one training function.
 
     Args:
-        refusals: those of the process.
-        recovery: of its state.
+        refusals: refusals of the process.
+        recovery: recovery of its state.
         look_again: has `committed` called at the next commit.
-        proof: what is known of the step that is done twice.
+        proof: returns the prospect of the step that is done twice.
         joins: this process replaces another.
     """
 
@@ -93,17 +93,17 @@ class EarlyLooks:
             walk = Walk(held.ids, held.storages)
             walk.run(roots_of(entered, parts), _FIRST_S)
             self._first = frozenset(walk.seen) if walk.whole else None
-        except Exception:  # noqa: BLE001 - no job ends by being looked at
+        except Exception:  # noqa: BLE001 - a failed inspection must not end the job
             _log.info("the first steps could not be looked at", exc_info=True)
             self._end()
 
     @property
     def owe(self) -> bool:
-        """Whether the next commit is wanted, too."""
+        """True if the next commit must be reported, too."""
         return not self._over and self._commits < _LATEST
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Run the inspections that are due behind a commit."""
         if self._over:
             return
         self._commits += 1
@@ -113,7 +113,7 @@ class EarlyLooks:
                 self._due, self._most = True, self._most + 1
         try:
             self._look(sys._getframe(1))
-        except Exception:  # noqa: BLE001 - no job ends by being looked at
+        except Exception:  # noqa: BLE001 - a failed inspection must not end the job
             _log.info("the first steps could not be looked at", exc_info=True)
             self._end()
 
@@ -126,7 +126,7 @@ class EarlyLooks:
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         try:
             self._walk(frames[-1], _FIRST_S, Held(self._recovery.parts, self._held))
-        except Exception:  # noqa: BLE001 - no recovery fails by being looked at
+        except Exception:  # noqa: BLE001 - a failed inspection must not end a recovery
             _log.info("the first steps could not be looked at", exc_info=True)
 
     # Inside.
@@ -177,7 +177,7 @@ class EarlyLooks:
             self._tell(matters)
 
     def _take_in(self, found: list[OutsideState], function_line: str) -> list[OutsideState]:
-        """Add values that all ranks have alike to the state. Return the other findings.
+        """Add values that are alike on all ranks to the state. Return the other findings.
 
         The step that is done twice proves that the training goes on with them. Until then they are refused.
         """

@@ -1,4 +1,4 @@
-"""Functions of the script as text: values of their names, and the names in their trees."""
+"""Functions of the script as text: the values of their names, and the names in their trees."""
 
 import ast
 import dataclasses
@@ -15,14 +15,14 @@ from taskd.adaptors.training.script.script_text import FUNCTIONS, ScriptLine, fu
 
 
 class ScriptFunction:
-    """A function of the script: its tree, its file, and what its names stand for as far as that is known."""
+    """Function of the script: its tree, its file, and the values of its names as far as they are known."""
 
     def __init__(self, code: CodeType, names: dict[str, Any]) -> None:
         self.file, self.names = code.co_filename, names
         self.tree = function_of(ScriptLine(code.co_filename, code.co_firstlineno, code.co_firstlineno))
 
     def value(self, node: ast.AST) -> Any:
-        """What an expression of names and attributes stands for, without running a property; None if not known."""
+        """Return the value of an expression of names and attributes, without running a property; None if unknown."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -34,7 +34,7 @@ class ScriptFunction:
         return None
 
     def called(self, call: ast.Call) -> "CalledFunction | None":
-        """The function of the script that is called here; None if it is none, or if that is not known."""
+        """Return the function of the script that is called here; None if it is none, or if it is unknown."""
         found = self.value(call.func)
         own = None if isinstance(found, type) else inspect.getattr_static(type(found), "__call__", None)
         if isinstance(own, FunctionType) and is_users(own.__code__.co_filename):
@@ -55,13 +55,13 @@ class ScriptFunction:
 
 @dataclasses.dataclass(frozen=True)
 class CalledFunction:
-    """A function of the script, as it is called somewhere.
+    """Function of the script, as it is called somewhere.
 
     Attributes:
-        function: without the object that it is bound to.
+        function: the function without the object that it is bound to.
         is_bound: whether its first parameter is such an object, and is not given in the call.
         owner: the object.
-        owner_name: what the caller calls it; "" if it has no name there.
+        owner_name: name of the object in the caller; "" if it has no name there.
     """
 
     function: FunctionType
@@ -71,17 +71,17 @@ class CalledFunction:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of those that a call gives by their places."""
+        """Names of the parameters that a call gives by position."""
         code = self.function.__code__
         return code.co_varnames[self.is_bound : code.co_argcount]
 
     @property
     def own_name(self) -> str:
-        """What the function calls its object: `self`; "" if it has none."""
+        """Name of the bound object in the function, as `self`; "" if there is none."""
         return self.function.__code__.co_varnames[0] if self.is_bound and self.function.__code__.co_argcount else ""
 
     def text(self) -> ScriptFunction:
-        """Return the function with the names that it has of the module, and of its object."""
+        """Return the function with the names of its module, and of its object."""
         names = dict(self.function.__globals__)
         if self.own_name:
             names[self.own_name] = self.owner
@@ -89,7 +89,7 @@ class CalledFunction:
 
 
 def _binds(owner: Any, found: FunctionType) -> bool:
-    """Whether a plain function that was found at an object comes from its class."""
+    """Return whether a plain function that was found at an object comes from its class."""
     if owner is None or isinstance(owner, type | ModuleType):
         return False
     try:
@@ -100,7 +100,7 @@ def _binds(owner: Any, found: FunctionType) -> bool:
 
 
 def walk_tree(tree: ast.AST | None, *, inner: bool = False) -> Iterator[ast.AST]:
-    """The nodes of a function, without those of functions that it defines unless `inner`."""
+    """Yield the nodes of a function, without those of functions that it defines unless `inner`."""
     left = [tree] if tree is not None else []
     while left:
         node = left.pop()
@@ -110,7 +110,7 @@ def walk_tree(tree: ast.AST | None, *, inner: bool = False) -> Iterator[ast.AST]
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Dotted names in an expression: `progress.noise` of `progress.noise()`, and `self.step`."""
+    """Return the dotted names in an expression: `progress.noise` of `progress.noise()`, and `self.step`."""
     found: set[str] = set()
     left: list[ast.AST] = [node]
     while left:
@@ -123,13 +123,13 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def meets(target: ast.AST, found: set[str]) -> bool:
-    """Whether what is set here, or something of it, is among these names."""
+    """Return whether these names include a target, or an attribute of it."""
     names = names_in(target)
     return any(one == name or one.startswith(f"{name}.") for one in found for name in names)
 
 
 def dotted(node: ast.AST) -> str:
-    """`loop.sampler` of an expression of names and attributes; else ""."""
+    """Return `loop.sampler` for an expression of names and attributes; else ""."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -139,12 +139,12 @@ def dotted(node: ast.AST) -> str:
 
 
 def places_in(tree: ast.AST) -> list[Any]:
-    """All names, attributes and items."""
+    """Return all names, attributes and items in a tree."""
     return [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Subscript | ast.Name)]
 
 
 def last_name(node: ast.AST) -> str:
-    """The attribute, constant key or variable that a place ends with."""
+    """Return the attribute, constant key or variable that a place ends with."""
     if isinstance(node, ast.Attribute):
         return node.attr
     if isinstance(node, ast.Subscript):
@@ -153,7 +153,7 @@ def last_name(node: ast.AST) -> str:
 
 
 def targets_of(node: ast.Assign) -> list[ast.AST]:
-    """What an assignment sets, those of a tuple one by one."""
+    """Return the targets of an assignment, those of a tuple one by one."""
     found: list[ast.AST] = []
     for target in node.targets:
         found.extend(target.elts if isinstance(target, ast.Tuple | ast.List) else [target])
@@ -161,5 +161,5 @@ def targets_of(node: ast.Assign) -> list[ast.AST]:
 
 
 def plain_path(path: str) -> str:
-    """A path as a script writes it, without the items of containers."""
+    """Return a path as a script writes it, without the items of containers."""
     return re.sub(r"\[[^]]*\]", "", path)

@@ -1,13 +1,14 @@
-"""State outside the state: what changed between two walks, comes back to the training, and the state does not have.
+"""State outside the state: values that changed between two walks, reach the training, and are in no part of the state.
 
 Rules:
 
-1. Tensors count if they look like weights: several of one owner, with the shapes of parameters that are trained. No
-   finding is a copy of weights as they were at a commit, or what is made anew (another object at the same path).
-2. Numbers, lists of them and generators count only where the script's text shows that the training comes back to them
+1. Tensors count if they resemble weights: several of one owner, with the shapes of parameters that are trained. Copies
+   of weights as they were at a commit are no finding. Neither are tensors that are made anew (another object at the
+   same path).
+2. Numbers, lists of them and generators count only if the script's text shows that they reach the training
    (`influence`).
 3. A value also counts if an early step sets it once, from its batch or loss, and later steps read it.
-4. What a part of the state leaves out of its `state_dict()` is outside, too.
+4. Attributes that a part of the state leaves out of its `state_dict()` are outside, too.
 """
 
 import dataclasses
@@ -43,21 +44,21 @@ _MOST_NAMED: Final = 8
 
 @dataclasses.dataclass(frozen=True)
 class OutsideState:
-    """Something outside the state: its path, how many more of its owner there are, and `file:line` ("" if unknown)."""
+    """Value outside the state: its path, the number of others of its owner, and `file:line` ("" if unknown)."""
 
     path: str
     more: int
     line: str
     is_value: bool = False
-    """Whether it is a number or a generator that can be taken into the state.
+    """True if it is a number or a generator that can be taken into the state.
 
     It cannot if a loader leads to it, or if the script reads a list that grows: the number may depend on that.
     """
     is_kept: bool = False
-    """Whether it was set once, by the first step that found it empty."""
+    """True if it was set once, by the first step that found it empty."""
 
     def matter(self, function_line: str) -> Matter:
-        """Return what is told and refused."""
+        """Return the matter that is reported and refused."""
         more = f" (and {self.more} more of it)" if self.more else ""
         where = f"({self.line})" if self.line else f"(the training function: {function_line})"
         if self.is_kept:
@@ -68,7 +69,7 @@ class OutsideState:
 
     @property
     def taken_in(self) -> str:
-        """What is told of a value that was taken into the state."""
+        """Message about a value that was taken into the state."""
         where = f" ({self.line})" if self.line else ""
         return (
             f"{self.path} is changed by the training{where}, and the TrainState does not have it: taskd keeps it with "
@@ -78,11 +79,11 @@ class OutsideState:
 
 
 class Judge:
-    """Compares two walks.
+    """Comparison of two walks.
 
     Args:
         entered: the training function as it is running now.
-        held: what the state has now.
+        held: the objects that the state has now.
         known: samples of the weights at moments before.
     """
 
@@ -99,7 +100,7 @@ class Judge:
     def compare(
         self, before: Mapping[str, SeenValue], now: Mapping[str, SeenValue], first: frozenset[str] | None = None
     ) -> list[OutsideState]:
-        """Return what is outside the state. `first` are the paths that had a value before the first step, if known."""
+        """Return the values outside the state. `first`: paths that had a value before the first step, if known."""
         changed = {
             path: one
             for path, one in now.items()
@@ -121,7 +122,7 @@ class Judge:
 
     @property
     def influence(self) -> Influence:
-        """What flows into the training; read when it is first asked for."""
+        """Names that flow into the training; read at their first use."""
         if self._influence is None:
             self._influence = Influence(self._functions, self._held.ids)
         return self._influence
@@ -195,7 +196,7 @@ class Judge:
         return found
 
     def _is_put_back(self, one: SeenValue) -> bool:
-        """Return whether it is an attribute of a sampler that is put back as a pass begins."""
+        """Return whether it is an attribute of a sampler that is restored as a pass begins."""
         holder = None if one.where is None else one.where()
         return (id(holder), one.name) in self._held.of_passes
 
@@ -205,7 +206,7 @@ class Judge:
         return one.of_data or (holder is not None and id(holder) in self._held.data)
 
     def _of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
-        """The texts that may change or read it: those of its class, and the functions that are running."""
+        """Return the texts that may change or read it: those of its class, and the functions that are running."""
         return [*self._methods_of(one), *self._texts]
 
     def _methods_of(self, one: SeenValue) -> list[tuple[str, str, Any]]:
@@ -223,14 +224,14 @@ def _names(frame: Any) -> dict[str, Any]:
 
 
 def _is_same(before: SeenValue, now: SeenValue) -> bool:
-    """Whether the same object has it now as then, as far as that can be told."""
+    """Return whether the same object has it now as then, as far as that is known."""
     if before.where is None or now.where is None:
         return True
     return before.where() is not None and before.where() is now.where()
 
 
 def _named_at(name: str, texts: list[tuple[str, str, Any]]) -> str:
-    """`file:line` of the first of these functions that names an attribute or variable."""
+    """Return `file:line` of the first of these functions that names an attribute or variable."""
     for _, file, tree in texts:
         line = first_line(tree, name)
         if line:

@@ -1,14 +1,14 @@
-"""What another rank has, too, or otherwise: state of optimizers and averages, and values outside of the state.
+"""Comparison with another rank: state of optimizers and averages, and values outside of the state.
 
-State that differs between ranks with equal weights is each rank's own, which no donor has.
+State that differs between ranks with equal weights is each rank's own: no donor has it.
 
 Rules:
 
-1. Each rank writes a digest of a few numbers of its parameters and one of each other part's state into the store of
-   the default group, and compares them with those of one other rank: no collective, and a wait of a second at most.
+1. Each rank writes a digest of a few numbers of its parameters, and one of each other part's state, into the store of
+   the default group. It compares them with those of one other rank: no collective, and a wait of a second at most.
 2. A parameter for which one rank has state and another has none shows in the digest too.
-3. What is sharded or divided by design is left out; so are a world of one rank, and the buffers of trained models,
-   which have a warning of their own.
+3. Parts that are sharded or divided by design are left out. So are a world of one rank, and the buffers of trained
+   models, which have a warning of their own.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _DIGEST_BYTES: Final = 8
 def differing(parts: Parts, key: str) -> list[str]:
     """Return the names of parts whose state differs from that of another rank with equal weights.
 
-    `key` is one that all ranks have in common, and no other comparison.
+    `key`: a text that all ranks have in common, and no other comparison.
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return []
@@ -43,7 +43,7 @@ def differing(parts: Parts, key: str) -> list[str]:
 
 
 def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
-    """As `differing`, over this store."""
+    """Compare as `differing` does, over this store."""
     own = dict(_digests(parts))
     if len(own) < 2:
         return []
@@ -58,7 +58,7 @@ def compare(parts: Parts, store: dist.Store, rank: int) -> list[str]:
 def alike(values: Mapping[str, bytes], key: str) -> set[str]:
     """Return the names of values that another rank has, too. `key` as in `differing`.
 
-    It waits for a second at most. With one rank all are.
+    It waits for a second at most. With one rank it returns all names.
     """
     if not dist.is_initialized() or dist.get_world_size() < 2:
         return set(values)
@@ -69,7 +69,7 @@ def alike(values: Mapping[str, bytes], key: str) -> set[str]:
 
 
 def _exchange(own: Mapping[str, str], store: dist.Store, rank: int) -> dict[str, str] | None:
-    """Show names and digests to another rank; return those of one other rank, or None if it has shown none."""
+    """Publish names and digests. Return those of one other rank, or None if it has published none."""
     store.set(str(rank), ";".join(f"{name}={value}" for name, value in own.items()))
     other = str(0 if rank else 1)
     try:
@@ -85,7 +85,7 @@ def _digest(value: bytes) -> str:
 
 
 def _digests(parts: Parts) -> Iterator[tuple[str, str]]:
-    """Of the parameters under the name "", and of the state of each other part."""
+    """Yield a digest of the parameters under the name "", and of the state of each other part."""
     trained = {id(one) for one in parts.trained()}
     yield "", _of(parts.trained())
     for name, part in parts.replicated.items():
@@ -97,7 +97,7 @@ def _digests(parts: Parts) -> Iterator[tuple[str, str]]:
 
 
 def _is_ours(part: Any) -> bool:
-    """Whether it is a part that taskd has made for a library: it knows what of it is each rank's own."""
+    """Return whether taskd has made the part for a library: such a part knows which state is each rank's own."""
     return isinstance(part, LibraryPart) or type(part).__module__.partition(".")[0] == "taskd"
 
 

@@ -1,18 +1,18 @@
-"""Whether the parameters are those that the last step left, or an evaluation has put others in their place.
+"""Watch over the parameters: whether they are those that the last step left, or an evaluation has replaced them.
 
 An evaluation with averaged weights copies them into the model, and copies the trained ones back afterwards. A process
 that a fault interrupts in between has no trained weights any more, although no optimizer has stepped.
 
 Rules:
 
-1. Some elements of the parameters are looked at: after the first pass of each evaluation, and after the first training
-   pass behind it. What differs was changed by something else than an optimizer.
-2. They are looked at behind each early commit, as work behind a commit begins, and as an epoch's loop over its loader
-   ends. So a fault finds out about the very first evaluation, too. If it comes in an evaluation of which nothing is
-   known, the state counts as lost.
-3. Scripts evaluate through the module inside of DistributedDataParallel, too: passes of that are watched here.
-4. Where evaluations are known to change parameters, they are looked at behind each commit.
-5. No result of an accelerator is waited for in the loop: a look behind a commit is enqueued only.
+1. Some elements of the parameters are sampled: after the first pass of each evaluation, and after the first training
+   pass behind it. A difference shows a change that no optimizer has made.
+2. They are also sampled behind each early commit, as work behind a commit begins, and as an epoch's loop over its
+   loader ends. So a fault in the very first evaluation is covered, too. If there is no sample from before the
+   interrupted evaluation, the state counts as lost.
+3. Scripts may evaluate through the module inside of DistributedDataParallel: its passes are watched here.
+4. Where evaluations are known to change parameters, they are sampled behind each commit.
+5. The loop waits for no result of an accelerator: a sample behind a commit is enqueued only.
 """
 
 import logging
@@ -31,9 +31,9 @@ from taskd.adaptors.training.recovery import StateRecovery
 
 logger = logging.getLogger(__name__)
 _EARLY: Final = 64
-"""Commits of a process behind which it looks. A look takes some 50 us."""
+"""Number of first commits of a process behind which it samples. A sample takes some 50 us."""
 _MOST: Final = 32
-"""Parameters that are looked at."""
+"""Most parameters that are sampled."""
 Seen = dict[tuple[torch.device, torch.dtype], torch.Tensor]
 
 
@@ -41,7 +41,7 @@ class ParameterWatch:
     """Watch for changes of the trained parameters that no optimizer makes.
 
     Args:
-        recovery: that of the state.
+        recovery: recovery of the state.
         rank: this process's rank in the job, for the log.
     """
 
@@ -49,11 +49,11 @@ class ParameterWatch:
         self._recovery, self._rank = recovery, rank
         self._commits = 0
         self._moves: bool | None = None
-        """Whether evaluations change parameters; None: it is not known."""
+        """True if evaluations change parameters; None if that is not known."""
         self._left: tuple[int, Seen] | None = None
-        """What a step left, with its number."""
+        """Number of a step, and a sample of the parameters that it left."""
         self._inside: tuple[int, Seen] | None = None
-        """What there was in an evaluation behind a step."""
+        """Number of a step, and a sample of the parameters in an evaluation behind it."""
         self._calls = (
             (recovery.parts.epochs.loop_ended, self._begins),
             (recovery.steps.evaluations.begin, self._begins),
@@ -70,23 +70,23 @@ class ParameterWatch:
 
     @property
     def owes(self) -> bool:
-        """Whether `committed` is to be called at the next commit."""
+        """True if `committed` must be called at the next commit."""
         return bool(self._moves) or (self._moves is None and self._commits < _EARLY)
 
     def enter(self) -> None:
-        """The training function is about to be called, with the state of a committed step."""
+        """Sample the parameters before a call of the training function, with the state of a committed step."""
         self._left = self._inside = None
         if self._moves is not False:
             self._left = self._look()
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Sample the parameters behind a commit, if that is due."""
         self._commits += 1
         if self.owes:
             self._left = self._look()
 
     def close(self) -> None:
-        """The training function was left for good."""
+        """Stop watching: the training function was left for good."""
         for calls, call in self._calls:
             if call in calls:
                 calls.remove(call)
@@ -120,7 +120,7 @@ class ParameterWatch:
             self._moves = False
 
     def _moved(self) -> bool:
-        """Whether the parameters are not those of the last commit, as a fault interrupts the training."""
+        """Return whether the parameters differ from those of the last commit, as a fault interrupts the training."""
         if self._moves is False or any(self._recovery.steps.counts):
             return False
         if self._is_of_now(self._left):
@@ -152,7 +152,7 @@ class ParameterWatch:
         )
 
     def _apart(self) -> AbstractContextManager[Any]:
-        """Wait for nothing that the training has enqueued: after a fault it may never end."""
+        """Return a context that waits for nothing that the training has enqueued: after a fault it may never end."""
         device = next(iter(self._left[1]))[0] if self._left and self._left[1] else torch.device("cpu")
         if device.type == "cpu":
             return nullcontext()
@@ -164,12 +164,12 @@ class ParameterWatch:
         return seen is not None and seen[0] == self._recovery.step
 
     def _look(self) -> tuple[int, Seen] | None:
-        """What there is now; None behind an optimizer's step, and where it cannot be looked at."""
+        """Return a sample of the present parameters; None behind an optimizer's step, and where they are unreadable."""
         if any(self._recovery.steps.counts):
             return None
         try:
             return self._recovery.step, _sample(self._recovery.parts.trained())
-        except Exception:  # no training ends by being looked at
+        except Exception:  # a failed sample must not end the training
             logger.info("the parameters could not be looked at", exc_info=True)
             self._moves = False
             self.close()

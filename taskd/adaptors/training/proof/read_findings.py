@@ -1,4 +1,4 @@
-"""Findings in the text of a training function: what is not exact after a recovery, in words, and what it means."""
+"""Findings in the text of a training function: descriptions of what a recovery changes, and the effect on the job."""
 
 from enum import Enum
 from typing import Final, NamedTuple
@@ -12,7 +12,7 @@ _LOOKS: Final = "{} looks at a batch, and would get another one in a step that i
 
 
 class Weight(Enum):
-    """What a finding means for the job."""
+    """Effect of a finding on the job."""
 
     REFUSED = "at a fault all processes start anew"
     AHEAD = "the same, until the step that is done twice shows that the batch is handed out again"
@@ -22,14 +22,14 @@ class Weight(Enum):
 
 
 class ReadFinding(NamedTuple):
-    """One thing that is not exact after a recovery.
+    """One place in the script that is not exact after a recovery.
 
     Attributes:
         line: `file:line` of the script.
-        text: what was found there, and what a recovery makes of it.
-        remedy: what to write in its place.
-        weight: what it means for the job.
-        hinders: why the self-check does no step twice then; "" if it may.
+        text: description of the finding, and of the effect of a recovery.
+        remedy: code to write in its place.
+        weight: effect on the job.
+        hinders: reason why the self-check then does no step twice; "" if it may.
     """
 
     line: str

@@ -1,16 +1,17 @@
-"""What of the training function would be another one after a recovery: read from its text, before the first step.
+"""Reading of a training function's text, before the first step, for values that a recovery would change.
 
 Rules:
 
-1. Read are the function and the functions of the script that it calls, by definition and use (`flow`). Nothing of the
-   script is run. What has no text, or is a library's, is not read, and nothing is told of it.
+1. The function is read, and the functions of the script that it calls, by definition and use (`flow`). Nothing of the
+   script is run. Code that has no text, or is a library's, is not read, and nothing is reported of it.
 2. Calls that count a loader's batches go on counting after a recovery, and names that a loop leaves behind are kept,
-   where that mends what was found.
-3. Found is what comes to the training: a backward pass, an optimizer, a learning rate, a condition over these. What is
-   printed, logged or saved is no finding. Nor is what the state, its step, or the loader's place makes right again.
-4. Where something is found, a fault restarts all processes (`TASKD_INEXACT=refuse`), or it is a warning alone. What
-   matters at one step alone, or beside the training, is a warning.
-5. Whatever fails in the reading is logged, and the training begins.
+   where that mends a finding.
+3. A finding is a difference that reaches the training: a backward pass, an optimizer, a learning rate, a condition over
+   these. Values that are printed, logged or saved are no finding. Neither are values that the state, its step, or the
+   loader's place corrects.
+4. A finding makes a fault restart all processes (`TASKD_INEXACT=refuse`), or is a warning alone. A finding that matters
+   at one step alone, or beside the training, is a warning.
+5. A failure of the reading is logged, and the training begins.
 """
 
 import logging
@@ -38,11 +39,11 @@ from taskd.runtime.worker.worker import WorkerLink
 _log = logging.getLogger(__name__)
 _MOST_TOLD: Final = 5
 _COUNTS: Final = (TaintKind.INDEX, TaintKind.CUT, TaintKind.BEGINS)
-"""What a call that counts on mends."""
+"""Kinds of findings that a call mends by counting on."""
 
 
 def _to_nobody(text: str) -> None:
-    """Tell nobody."""
+    """Ignore the text."""
 
 
 def refuse_inexact(
@@ -52,13 +53,13 @@ def refuse_inexact(
     refusals: Refusals,
     link: WorkerLink,
 ) -> None:
-    """Refuse recoveries in place of a training function that is not exact after one; warn of it only where allowed.
+    """Refuse in-place recoveries of a training function that is not exact after one; where allowed, only warn of it.
 
-    `given` are the arguments that it is called with.
+    `given`: the arguments that it is called with.
     """
     try:
         findings = read_function(function, given, state, refusals.tell)
-    except Exception:  # noqa: BLE001 - whatever it is, it is no reason not to train
+    except Exception:  # noqa: BLE001 - no failure of the reading may stop the training
         _log.warning("the training function could not be read, and is not judged", exc_info=True)
         return
     refusals.hinders_proof = next((one.hinders for one in findings if one.hinders), "")
@@ -90,7 +91,7 @@ def read_function(
     state: TrainState,
     tell: Callable[[str], None] = _to_nobody,
 ) -> list[ReadFinding]:
-    """What is found in a training function, in the order of its lines.
+    """Return the findings in a training function, in the order of its lines.
 
     From now on counts go on and names are kept where they can. `tell` gets a warning for a name that cannot.
     """
@@ -101,10 +102,10 @@ def read_function(
 def go_on_as_before(
     function: Any, given: tuple[Sequence[Any], Mapping[str, Any]], state: TrainState, *, must_mend: bool = True
 ) -> None:
-    """In a new process: let the same calls go on counting, and keep the same names, as the other processes do.
+    """Make a new process go on with the same counts, and keep the same names, as the other processes do.
 
     Raises:
-        RefusedError: the others are known to do so (`must_mend`), and nothing is found in the script.
+        RefusedError: the others are known to do so (`must_mend`), and this process finds none in the script.
     """
     try:
         _, mended = _read(function, given, state)
@@ -128,7 +129,7 @@ def _read(
     state: TrainState,
     tell: Callable[[str], None] = _to_nobody,
 ) -> tuple[Statements | None, bool]:
-    """Read the function; again, if counts go on or names are kept. Return what was read, and whether any are."""
+    """Read the function; once more if counts go on or names are kept. Return the reader, and whether any are."""
     code, first = _text_of(function)
     if code is None:
         return None, False
@@ -179,21 +180,21 @@ def _mending(reader: Statements) -> tuple[list[CountedCall], list[KeptNames]]:
 
 
 def _one_of(found: list[KeptNames]) -> KeptNames:
-    """Join what is kept of one loop, name by name."""
+    """Join the kept names of one loop, name by name."""
     names = {name for one in found for name in one.names}
     others = {name for one in found for name in one.others} - names
     return found[0]._replace(names=tuple(sorted(names)), others=tuple(sorted(others)))
 
 
 def _text_of(function: Any) -> tuple[Code | None, tuple[Any, ...]]:
-    """The text of a training function, and the arguments that it was bound to."""
+    """Return the text of a training function, and the arguments that it was bound to."""
     called, own, first = plain_function(function)
     code = code_of(called)
     return (None if code is None or code.function is None else code._replace(own=own)), first
 
 
 def _mattering(reader: Statements) -> Iterator[Taint]:
-    """Yield the sources that a recovery does not put right."""
+    """Yield the sources that a recovery does not correct."""
     counts = {one.name for one in reader.findings if one.kind in (*_COUNTS, TaintKind.AHEAD)}
     right = {(one.kind, one.place) for one in reader.right}
     for source in reader.findings:
@@ -219,7 +220,7 @@ def _as_findings(reader: Statements) -> list[ReadFinding]:
 
 
 def _is_gone_through_again(source: Taint, reader: Statements) -> bool:
-    """Whether the script goes through all from its beginning, and leaves out what was done by a count of its own."""
+    """Return whether the script goes through all from its beginning, and skips finished work by a count of its own."""
     counts = source.kind is TaintKind.CARRIED and source.name in reader.skips
     return bool(reader.skips) and not reader.loaders and (counts or source.kind is TaintKind.BEGINS)
 

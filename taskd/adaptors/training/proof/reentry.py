@@ -3,17 +3,18 @@
 Rules:
 
 1. All ranks leave the training function together, behind the backward pass of the third step of a job and before any
-   optimizer changes anything, and enter it again at the last committed step. No group is formed anew, and no state is
-   copied: it costs one step. An optimizer that is given a closure has called it for the first time then.
-2. They leave only if all have agreed to (`agreement.py`): a rank that would not come there, or whose step could not be
-   done again, says why, and the verdict is `unproven`. If no optimizer steps on some rank (a gradient scaler skips
-   steps until its scale fits), all ranks try a later step.
-3. What the step consists of (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
+   optimizer changes anything. They enter it again at the last committed step. No group is formed anew, and no state is
+   copied: the proof costs one step. An optimizer that is given a closure has called it for the first time then.
+2. They leave only if all have agreed to (`agreement.py`). A rank that would not reach that point, or whose step could
+   not be done again, gives the reason, and the verdict is `unproven`. If no optimizer steps on some rank (a gradient
+   scaler skips steps until its scale fits), all ranks try a later step.
+3. The content of the step (`step_digests.py`) is compared with that of the first time. Kernels of an accelerator that
    are not deterministic may give slightly different gradients.
-4. If it differs, the script may have fetched a batch ahead, and the step is done again with that (`ahead.py`).
-5. Any other difference means that the script keeps something that a recovery does not put back. The proof has then
-   changed the training itself: all processes start anew, once and for no restart, and are not recovered in place.
-6. A fault ends the proof. Nothing of it fails a job: its own errors are logged, and the step goes on.
+4. If it differs, the script may have fetched a batch ahead, and the step is done again with that batch (`ahead.py`).
+5. Any other difference means that the script keeps something that a recovery does not restore. The proof has then
+   changed the training itself: all processes start anew, once and without counting a restart. They are not recovered in
+   place.
+6. A fault ends the proof. The proof fails no job: its own errors are logged, and the step goes on.
 """
 
 import functools
@@ -39,20 +40,20 @@ from taskd.runtime.records.selfcheck import CheckOutcome, CheckVerdict
 logger = logging.getLogger(__name__)
 COMMITS_BEFORE: Final = 2
 _LEAVE_S: Final = 5.0
-"""Ranks come out of a backward pass together; the slowest then reads its gradients."""
+"""Time limit to agree on leaving: ranks end a backward pass together, and the slowest then reads its gradients."""
 _TRIES: Final = 7
-"""Steps that are tried: 3, 4, 6, 10, 18, 34, 66. A scale of 2**32 fits half precision after some 20 steps."""
+"""Number of steps that are tried: 3, 4, 6, 10, 18, 34, 66. A scale of 2**32 fits half precision after some 20 steps."""
 _SKIPPED: Final = "no optimizer has made a step that could be watched"
 _RETURN_S: Final = 120.0
-"""What the training function does before its first step may take one rank longer than another."""
+"""Time limit of the agreement on the result: the code before the first step may take one rank longer than another."""
 
 
 class Reentered(Interrupted):
-    """Leaves the training function for the proof: nothing has failed."""
+    """Exit from the training function for the proof: nothing has failed."""
 
 
 class ProofOutlook(Enum):
-    """Whether a step is done twice in this job, and with what result."""
+    """Prospect of the proof in this job, and its result so far."""
 
     NONE = "no step is done twice"
     TO_COME = "one will be, or is at present"
@@ -60,7 +61,7 @@ class ProofOutlook(Enum):
 
 
 class ProofStage(Enum):
-    """How far the proof has come."""
+    """Progress of the proof."""
 
     WAITING = "for the step to be proven"
     ARMED = "in that step, for the first optimizer"
@@ -69,14 +70,14 @@ class ProofStage(Enum):
 
 
 class ReentryProof:
-    """Of one training function of one rank.
+    """Re-entry proof of one training function on one rank.
 
     Args:
-        recovery: whose steps are done again.
-        agreement: how this rank agrees with the others.
+        recovery: recovery of the state, whose step is done again.
+        agreement: agreement of this rank with the others.
         ahead: the trial of batches that are fetched ahead.
-        hindered: why a proof is of no use here; "" if it is.
-        conclude: called once, with the verdict. May raise what the training function is left by.
+        hindered: returns the reason why a proof is of no use here; "" if there is none.
+        conclude: called once, with the verdict. May raise the error that leaves the training function.
     """
 
     def __init__(
@@ -98,21 +99,21 @@ class ReentryProof:
 
     @property
     def runs(self) -> bool:
-        """Whether it wants to hear of commits."""
+        """True if it must be called at commits."""
         return self.stage is not ProofStage.OVER
 
     @property
     def redoes(self) -> bool:
-        """Whether the training function was entered again for it, and nothing is known yet."""
+        """True if the training function was entered again for it, and there is no result yet."""
         return self.stage is ProofStage.AGAIN
 
     @property
     def has_differed(self) -> bool:
-        """Whether the step has come out otherwise, and is done once more."""
+        """True if the step has come out differently, and is done once more."""
         return self.redoes and self._ahead.tries > 0
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Arm the proof at its commit, or handle a commit that should not have come yet."""
         if self.stage is ProofStage.WAITING and self._recovery.commits >= self._commits_before:
             self._arm()
         elif self.stage is ProofStage.ARMED:
@@ -121,21 +122,21 @@ class ReentryProof:
             self._missed("the step was committed before an optimizer's step")
 
     def returned(self) -> None:
-        """The training function has returned."""
+        """End the proof: the training function has returned."""
         if self.runs:
             self._missed(_SKIPPED if self._tries and not self.redoes else "the training ended first")
 
     def failed(self, error: BaseException) -> None:
-        """The step that is done again has raised what it did not raise the first time."""
+        """End the proof: the repeated step has raised an error that the first run has not."""
         if self.redoes:
             self._end(CheckOutcome.NOT_EXACT, f"{self._line}: done again, the step raised {in_one_line(error)}")
 
     def cancel(self) -> None:
-        """A fault has come first: there is no verdict."""
+        """End the proof without a verdict: a fault has come first."""
         self._over()
 
     def go_back(self) -> None:
-        """Put all back to the last commit. Called outside of the training function."""
+        """Restore everything to the last commit. Call it outside of the training function."""
         self._recovery.redo()
         if self._ahead.put_back():
             self._recovery.record_again()
@@ -156,12 +157,12 @@ class ReentryProof:
     def before_step(
         self, number: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """An optimizer is about to step. Return what it is to be called with, if not with these: with other closures.
+        """Handle an optimizer that is about to step. Return its arguments with other closures, or None to keep them.
 
         Raises:
-            Reentered: the step is to be done again.
+            Reentered: the step must be done again.
             Interrupted: a fault has come.
-            RecoveryError: the training is not exact, and nobody starts it anew.
+            RecoveryError: the training is not exact, and no manager starts it anew.
         """
         given = args[1:]  # torch's hooks get the optimizer itself too, those of DeepSpeed's engine do not
         if any(map(callable, (*given, *kwargs.values()))):
@@ -171,7 +172,7 @@ class ReentryProof:
         return None
 
     def _behind_closure(self, number: int, value: Any) -> Any:
-        """Return a closure that computes the gradients as `value` does; anything else as it is."""
+        """Return a closure that computes the gradients as `value` does; return any other value as it is."""
         if not callable(value):
             return value
 
@@ -217,7 +218,7 @@ class ReentryProof:
         return True
 
     def _skipped(self) -> None:
-        """Try a later step: the armed one was committed, and an optimizer did not step on this rank or another."""
+        """Try a later step: the armed one was committed, but an optimizer did not step on this rank or another."""
         agreed = self._agreement.object(self._question(self._recovery.step), _SKIPPED)
         self._tries += 1
         if not agreed.endswith(_SKIPPED) or self._tries == _TRIES:
@@ -233,7 +234,7 @@ class ReentryProof:
         return f"leave/{self._recovery.step + 1 if step is None else step}"
 
     def _unfit(self) -> str:
-        """Why the present step cannot be done again from here; "" if it can."""
+        """Return why the present step cannot be done again from here; "" if it can."""
         if threading.get_ident() != self._thread or torch._C._current_graph_task_id() != -1:
             return f"{self._line}: the optimizer steps inside of the backward pass"
         return self._hindered() or self._recovery.why_not_again()
@@ -262,7 +263,7 @@ class ReentryProof:
         return True
 
     def _missed(self, reason: str) -> None:
-        """The step has gone by. Done again, it should not have: the script catches what it is left by."""
+        """End the proof: the step has gone by. A repeated step can only do so if the script catches the exit."""
         if self.redoes:
             text = f"{self._line}: done again, {reason}; let BaseException pass in the training function"
             self._end(CheckOutcome.NOT_EXACT, text)
@@ -293,7 +294,7 @@ class ReentryProof:
 
 
 def _watching(proof: ReentryProof, number: int) -> Callable[..., Any]:
-    """A function, so that an optimizer that has it can still be copied."""
+    """Return the hook as a plain function: an optimizer that has it can still be copied."""
 
     def watch(_optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return proof.before_step(number, args, kwargs)

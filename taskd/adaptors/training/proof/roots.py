@@ -1,11 +1,11 @@
-"""Where a walk begins: the training function's frames, closures and globals, the data of the state, and its parts.
+"""Roots of a walk: the training function's frames, closures and globals, the data of the state, and its parts.
 
 Rules:
 
-1. The frames are those between a commit and the resilient function. Of a library's frames the object that it belongs to
-   (a trainer) is taken alone.
-2. A variable of a function is made anew whenever that is called; what it holds need not be.
-3. What the state has is not looked into, but for what its parts leave out of their `state_dict()`.
+1. The frames are those between a commit and the resilient function. Of a library's frame only the object that it
+   belongs to (a trainer) is taken.
+2. Each call of a function makes its variables anew; it need not make their values anew.
+3. Objects of the state are not entered, except for attributes that its parts leave out of their `state_dict()`.
 """
 
 import sys
@@ -31,21 +31,21 @@ from taskd.adaptors.training.sharding.partitions import is_zero
 
 _INNER: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
 _OPTIMIZED: Final = 0x1
-"""Of a code's flags: its variables are a function's."""
+"""Flag of a code object: its variables are a function's."""
 _REFERENCES: Final = 3
-"""To a frame's copy of its variables that nobody else holds: the frame, the caller's name, and the count's argument."""
+"""References to a frame's copy of its variables if no other code holds it: frame, caller's name, count's argument."""
 
 
 class Entered:
-    """The training function that is running, and its frames from the commit outwards.
+    """Running training function, and its frames from the commit outwards.
 
     Args:
-        frame: that of the commit; None before the function is called.
+        frame: frame of the commit; None before the function is called.
         function: the function, if it is known.
 
     Attributes:
-        function: what was given to `resilient`; None if its frame was not found.
-        frames: those of the script, innermost first.
+        function: the function that was given to `resilient`; None if its frame was not found.
+        frames: frames of the script, innermost first.
         owners: objects that a library's frames in between belong to.
     """
 
@@ -68,13 +68,13 @@ class Entered:
 
     @property
     def line(self) -> str:
-        """`file:line` where the training function begins; that of the frame that commits where a trainer has it."""
+        """`file:line` where the outermost frame begins: the training function, or a trainer's committing frame."""
         frame = self.frames[-1] if self.frames else None
         return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_code.co_firstlineno}"
 
 
 def variables_of(frame: FrameType) -> dict[str, Any]:
-    """Return a frame's variables, and leave no copy of them in the frame: that would keep a whole step's tensors."""
+    """Return a frame's variables, and leave no copy of them in the frame: it would keep a whole step's tensors."""
     copy = frame.f_locals
     found = dict(copy)
     if type(copy) is dict and frame.f_code.co_flags & _OPTIMIZED and sys.getrefcount(copy) <= _REFERENCES:
@@ -83,7 +83,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
 
 
 def roots_of(entered: Entered, parts: Parts) -> Iterator[WalkRoot]:
-    """Yield all, in an order that two walks have in common."""
+    """Yield all roots, in an order that two walks share."""
     around = dict(_around(entered.function))
     yield from (WalkRoot(name, value) for name, value in sorted(around.items(), key=lambda item: item[0]))
     if entered.function is not None:
@@ -99,7 +99,7 @@ def roots_of(entered: Entered, parts: Parts) -> Iterator[WalkRoot]:
 
 
 def _around(function: Any) -> Iterator[tuple[str, Any]]:
-    """What the function uses of outside: of modules of the script what it asks of them."""
+    """Yield the outside variables that the function uses; for a module of the script the attribute that it uses."""
     for name, _, then, value in used_outside(function):
         if isinstance(value, ModuleType):
             yield f"{name}.{then}", _of_module(value, then)
@@ -121,33 +121,33 @@ def _of_parts(parts: Parts) -> Iterator[WalkRoot]:
 
 
 def saved_inside(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return what is saved with the place of a loader, by the loader's attribute."""
+    """Return the objects that are saved with the place of a loader, by the loader's attribute."""
     inner = {name: vars(loader).get(name) for name in _INNER if name != "dataset" or has_state(loader)}
     return {name: value for name, value in inner.items() if has_state(value)}
 
 
 def _of_module(module: ModuleType, name: Any) -> Any:
-    """What a module of the script's has by a name."""
+    """Return the attribute of a script's module with this name; None for modules of libraries."""
     users = is_users(str(getattr(module, "__file__", None) or "<none>"))
     return vars(module).get(name) if users and isinstance(name, str) else None
 
 
 class Held:
-    """What the state has, as it is now.
+    """Objects that the state has, as it is now.
 
     Args:
-        parts: of the state.
-        earlier: what it had at an earlier walk. If given, no part is asked for its state: at a fault a script's own
+        parts: parts of the state.
+        earlier: its objects at an earlier walk. If given, no part is asked for its state: at a fault a script's own
             `state_dict()` may take long, or wait for a peer that is gone.
 
     Attributes:
-        ids: of its objects.
+        ids: ids of its objects.
         data: ids of its loaders' datasets and samplers.
         follows_epochs: whether a recovery corrects epochs that the script counts by itself.
-        of_passes: samplers' attributes that are put back as a pass resumes: the object's id, and the name.
+        of_passes: samplers' attributes that are restored as a pass resumes: the object's id, and the attribute's name.
         storages: addresses of its tensors' memory.
-        samples: of its tensors, and of those that `state_dict()` makes for it.
-        shapes: of the parameters that are trained, and of all others of its models.
+        samples: samples of its tensors, and of those that `state_dict()` makes for it.
+        shapes: shapes of the parameters that are trained, and of all others of its models.
     """
 
     def __init__(self, parts: Parts, earlier: "Held | None" = None) -> None:
@@ -178,12 +178,12 @@ def _attributes(parts: Parts) -> Iterator[tuple[str, Any, Any]]:
 
 
 def weights_of(parts: Parts) -> frozenset[bytes]:
-    """Samples of all parameters and buffers of the models, as they are now."""
+    """Return samples of all parameters and buffers of the models, as they are now."""
     return frozenset(sample(one) for module in parts.modules for one in (*module.parameters(), *module.buffers()))
 
 
 def _drawn(loader: Any) -> Iterator[Any]:
-    """Generators that the place of a loader keeps."""
+    """Yield the generators that the place of a loader keeps."""
     yield from filter(None, (getattr(one, "generator", None) for one in (loader, *samplers(loader))))
 
 

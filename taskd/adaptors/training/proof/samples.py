@@ -12,18 +12,18 @@ from taskd.adaptors.training.tree import bytes_of
 
 _SOME: Final = 32
 _LONGEST: Final = 2_000
-"""Items of a list that are all looked at; of a longer one a few are."""
+"""Longest list that is read whole; of a longer one a few items are read."""
 _LEAVES: Final = (bool, int, float, str, bytes, type(None))
 _ROWS: Final = (list, tuple, deque)
 _NESTED: Final = 3
-"""So deep are lists looked into."""
+"""Levels of nested lists that are read."""
 _MOST_LEAVES: Final = 10_000
 _LONG_BITS: Final = 4_096
-"""Python refuses to write a longer integer in decimals."""
+"""Size from which on an integer is written in hex: Python refuses to write a longer one in decimals."""
 
 
 def sample(tensor: torch.Tensor) -> bytes:
-    """A few numbers of a tensor with its shape, as bytes; b"" if it cannot be read or has none."""
+    """Return a few numbers of a tensor with its shape, as bytes; b"" if it cannot be read or has none."""
     try:
         values = local(tensor.detach())
         if values.is_sparse or values.is_meta or values.is_quantized or not values.numel():
@@ -41,7 +41,7 @@ def sample(tensor: torch.Tensor) -> bytes:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor's memory; 0 if it has none."""
+    """Return the address of a tensor's memory; 0 if it has none."""
     try:
         return local(tensor.detach()).untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
@@ -59,7 +59,7 @@ def row_of(value: Any) -> bytes | None:
 
 
 def ends_of(array: Any) -> bytes:
-    """A few numbers of a numpy array, as bytes; b"" if they do not lie one after the other."""
+    """Return a few numbers of a numpy array, as bytes; b"" if it is not contiguous."""
     if not array.flags.c_contiguous:
         return b""
     flat, half = array.reshape(-1), array.size // 2
@@ -92,6 +92,6 @@ def _some(value: Any) -> list[Any]:
 
 
 def is_of_numbers(values: Iterable[Any]) -> bool:
-    """Whether a container holds a long row of numbers or texts."""
+    """Return whether a container holds a long row of numbers or texts."""
     first = [value for value, _ in zip(values, range(64), strict=False)]
     return len(first) == 64 and all(isinstance(one, int | float | str | bytes) for one in first)

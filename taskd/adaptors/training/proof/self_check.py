@@ -1,13 +1,13 @@
-"""The self-check of one training function: when it is made, and what its verdict means for the job.
+"""Self-check of one training function: when it is made, and the effect of its verdict on the job.
 
 Rules:
 
-1. It is made in the first world of a job, by ranks that begin together; never by a newcomer, nor after a fault. Where
-   its verdict could not be acted upon (nobody starts all processes anew), it is left out.
+1. It is made in the first world of a job, by ranks that begin together; never by a newcomer, and never after a fault.
+   It is left out where its verdict could not be acted upon (no manager starts all processes anew).
 2. A verdict that these processes find on their node is not proven again, unless the user wants it at each start. After
    a full restart, a rank on a new node takes it over from the others at its first commit.
 3. Where the training is not exact, no process is kept at a fault: all start anew, as under torchrun. If the check
-   itself has changed the training, they do so at once, which costs no restart.
+   itself has changed the training, they do so at once, which does not count as a restart.
 """
 
 import logging
@@ -39,7 +39,7 @@ _REMEDY: Final = "Make what differs a part of the TrainState, or make it from st
 
 
 class SelfCheckRun:
-    """Proves, for one session of one process, that the step can be done again."""
+    """Proof, for one session of one process, that the step can be done again."""
 
     def __init__(self, runtime: Runtime, recovery: StateRecovery) -> None:
         self._runtime, self._link, self._recovery = runtime, runtime.link, recovery
@@ -48,12 +48,12 @@ class SelfCheckRun:
         self._writes = EntryWrites()
         self._file: VerdictFile | None = None
         self._looks_elsewhere = False
-        """Whether other nodes may have a verdict, and this one has none."""
+        """True if other nodes may have a verdict, and this one has none."""
         self._published: CheckVerdict | None = None
 
     @property
     def runs(self) -> bool:
-        """Whether it wants to hear of commits."""
+        """True if it must be called at commits."""
         return self._looks_elsewhere or self._proves
 
     @property
@@ -62,13 +62,13 @@ class SelfCheckRun:
 
     @property
     def outlook(self) -> ProofOutlook:
-        """What is known of the step that is done twice."""
+        """Prospect of the step that is done twice, and its result so far."""
         if self._proves:
             return ProofOutlook.TO_COME
         return ProofOutlook.EXACT if self._known_exact else ProofOutlook.NONE
 
     def around(self, function: Callable[[], R]) -> Callable[[], R]:
-        """Return the function that is called in its place. Called when this process has entered the job's world."""
+        """Return the function to call in its place. Call this when the process has entered the job's world."""
         try:
             self._begin()
         except Exception:
@@ -79,14 +79,14 @@ class SelfCheckRun:
         return function if proof is None else lambda: self._prove(function, proof)
 
     def entered(self) -> None:
-        """The training function is entered in a world that was formed after a fault: publish the verdict there, too."""
+        """Publish the verdict in a world that was formed after a fault: the training function is entered there."""
         try:
             self._publish()
         except RuntimeError:
             logger.warning("the self-check's verdict cannot be published to other nodes", exc_info=True)
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Advance the proof at a commit, or read the verdict of another node."""
         if self._proof is not None:
             self._writes.stop()
             self._proof.committed()
@@ -94,11 +94,13 @@ class SelfCheckRun:
             self._look_elsewhere()
 
     def differs(self, reason: str) -> None:
-        """What was alike on all ranks before a fault is not after it. Called behind a commit.
+        """Declare the training not exact: ranks, or a process and its predecessor, were alike before a fault only.
+
+        Call it behind a commit.
 
         Raises:
             Interrupted: all processes start anew.
-            RecoveryError: nobody starts this process anew.
+            RecoveryError: no manager starts this process anew.
         """
         verdict = CheckVerdict(outcome=CheckOutcome.NOT_EXACT, steps=(self._recovery.step,), reason=reason)
         logger.warning("self-check: %s", verdict.text)
@@ -110,7 +112,7 @@ class SelfCheckRun:
             start_anew(self._runtime, f"the training is {verdict.text}")
 
     def cancel(self) -> None:
-        """A fault has come, or the training is over: nothing is proven any more."""
+        """Stop proving: a fault has come, or the training is over."""
         if self._proof is not None and self._proof.runs:
             if self._proof.has_differed:
                 self._heed(CheckVerdict(outcome=CheckOutcome.NOT_EXACT, reason="a step that was done again differed"))
@@ -129,7 +131,7 @@ class SelfCheckRun:
         if known is not None and (known.outcome is CheckOutcome.NOT_EXACT or config.self_check is SelfCheck.AUTO):
             self._take(known)
             if known.ahead:
-                self._recovery.record_again()  # a newcomer knows it from there, at the very first step, too
+                self._recovery.record_again()  # a newcomer learns it from there, even at the very first step
             self._published = known if config.generation else None
             self._publish()
             return
@@ -160,7 +162,7 @@ class SelfCheckRun:
         return f"taskd-verdict/{config.term}/{config.generation}/{world.generation}/{world.section}"
 
     def _look_elsewhere(self) -> None:
-        """All ranks have begun: look whether one of them knows the verdict."""
+        """Read the verdict that another rank may have published: all ranks have begun by now."""
         found = None
         try:
             if self._file is not None:
@@ -235,7 +237,7 @@ class SelfCheckRun:
         if self._file is not None:
             self._file.write(verdict)
         if self._tells:
-            logger.warning("self-check: %s", verdict.text)  # a script without logging shows nothing less
+            logger.warning("self-check: %s", verdict.text)  # a script that sets up no logging shows warnings only
         self._heed(verdict)
         self._runtime.refusals.prove(exact=self._excuses(verdict))
         if verdict.outcome is CheckOutcome.NOT_EXACT:

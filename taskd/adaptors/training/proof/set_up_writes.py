@@ -1,13 +1,13 @@
-"""Report files that a new process's set-up would empty, and folders that it would make again, in the first start.
+"""Report, in the first start, of files that a new process's set-up would empty and folders that it would make again.
 
 Rules:
 
 1. A file matters if the set-up has emptied it and the training writes to it: it is still open then, or is opened later.
-   A file that the set-up has written and closed is written again with the same content, and is not told of. Nor is one
-   with the time or the process in its path: a new process opens another.
-2. A folder matters if its name is another one in each process: by time, by process, or by a count of what is there.
-3. A statement under a condition that asks `taskd.restart_count()` runs in the first start alone, and is left out.
-4. Weights stay exact, and stock torchrun does the same at each restart: it is a warning, and no reason to restart.
+   A file that the set-up has written and closed is written again with the same content, and is not reported. Neither is
+   a file with the time or the process in its path: a new process opens another.
+2. A folder matters if its name differs in each process: by time, by process, or by a count of existing folders.
+3. A statement under a condition that calls `taskd.restart_count()` runs in the first start alone, and is left out.
+4. Weights stay exact, and stock torchrun does the same at each restart. So it is a warning, and no reason to restart.
 """
 
 import ast
@@ -26,14 +26,14 @@ from taskd.runtime.worker.set_up_files import FileEvent, SetUpFiles
 
 _DAY_S: Final = 86400
 _DIGITS: Final = 10
-"""Of the seconds since 1970."""
+"""Number of digits of the seconds since 1970."""
 _MOST_BYTES: Final = 1 << 20
 _ASKS: Final = "restart_count"
 _DIGIT: Final = re.compile(r"\d")
 
 
 class SetUpWrites:
-    """Judge of the set-up's file events of one process.
+    """Check of the set-up's file events of one process.
 
     Args:
         files: events of the set-up.
@@ -70,7 +70,7 @@ class SetUpWrites:
                 self._tell(_of_folder(event))
 
     def close(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         stop_listening(self._note)
 
     def _note(self, verb: str, path: str) -> None:
@@ -81,9 +81,9 @@ class SetUpWrites:
 
 
 def is_another_each_time(event: FileEvent, texts: str) -> bool:
-    """Whether a folder's name has the time or the process in it, or was found as one that is not there yet.
+    """Return whether a folder's name has the time or the process in it, or was chosen as one that is not there yet.
 
-    `texts` are those of the script, its modules and its arguments: a name that stands there is always the same.
+    `texts`: text of the script, its modules and its arguments. A name that stands there is always the same.
     """
     name = os.path.basename(event.path)
     if not _DIGIT.search(name) or name in texts:
@@ -98,7 +98,7 @@ def _is_of_first_start(event: FileEvent) -> bool:
 
 @cache
 def _conditional_lines(file: str) -> tuple[range, ...]:
-    """Return the lines of each statement whose condition asks `taskd.restart_count()`."""
+    """Return the lines of each statement whose condition calls `taskd.restart_count()`."""
     text = _text_of(file)
     if _ASKS not in text:
         return ()
@@ -124,14 +124,14 @@ def _tests_of(statement: ast.stmt) -> Iterator[ast.expr]:
 
 
 def _is_of_process(name: str, unix_s: float) -> bool:
-    """Whether a name was made from the process's number, or from the time."""
+    """Return whether a name was made from the process's number, or from the time."""
     numbers = re.findall(r"\d+", name)
     by_seconds = any(abs(int(one) - unix_s) < _DAY_S for one in numbers if len(one) == _DIGITS)
     return str(os.getpid()) in numbers or by_seconds or _has_time_of_day(name, unix_s)
 
 
 def _has_time_of_day(name: str, unix_s: float) -> bool:
-    """Whether the name has that minute or the one before, and the day of the month."""
+    """Return whether the name has that minute or the one before, and the day of the month."""
     for then in (unix_s, unix_s - 60):
         for at in (time.localtime(then), time.gmtime(then)):
             minute = rf"{at.tm_hour:02}\D?{at.tm_min:02}"

@@ -2,11 +2,11 @@
 
 Rules:
 
-1. Each process takes these facts as it enters its training function. They go into the record of its set-up
-   (`setup_results`), with which its successor compares its own.
-2. They take about a millisecond: a recovery waits for them. No item of a dataset is fetched. Of a tensor, an array or a
-   list some elements are read, and objects are followed as far as they are datasets of torch's.
-3. What only one of the two has is not compared: modules may be imported late.
+1. Each process collects these facts as it enters its training function. They go into the record of its set-up
+   (`setup_results`). Its successor compares its own facts with them.
+2. The collection takes about a millisecond: a recovery waits for it. No item of a dataset is fetched. Of a tensor, an
+   array or a list some elements are read, and objects are followed as far as they are datasets of torch's.
+3. A fact that only one of the two has is not compared: modules may be imported late.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ from taskd.adaptors.groups.sites import users_files
 from taskd.adaptors.training.parts.parts import Parts
 
 _MOST_BYTES: Final = 1 << 20
-"""Read of a file."""
+"""Most bytes that are read of a file."""
 _MOST_FILES: Final = 1000
-"""Each takes about 20 us."""
+"""Most files that are read. Each takes about 20 us."""
 _MOST_VALUES: Final = 200
 _ELEMENTS: Final = 64
 _DEPTH: Final = 4
 
 
 def setup_facts(parts: Parts) -> dict[str, str]:
-    """Return the facts by their names. Whatever cannot be read has none."""
+    """Return the facts by their names, as far as they can be read."""
     found: dict[str, str] = {}
-    with suppress(Exception):  # a proof that fails proves nothing, and the training goes on
+    with suppress(Exception):  # a fact that cannot be read proves nothing, and the training goes on
         found.update(_texts())
     for name, part in parts.positions.items():
         if isinstance(part, DataLoader):
@@ -42,10 +42,10 @@ def setup_facts(parts: Parts) -> dict[str, str]:
 
 
 def expect_same_setup(parts: Parts, known: Mapping[str, str]) -> None:
-    """Compare a newcomer's set-up with the facts that its predecessor has kept.
+    """Compare a newcomer's set-up with the facts that its predecessor has recorded.
 
     Raises:
-        RuntimeError: one differs.
+        RuntimeError: a fact differs.
     """
     now = setup_facts(parts)
     for name, text in known.items():
@@ -74,7 +74,7 @@ def _of_dataset(name: str, dataset: Any) -> Iterator[tuple[str, str]]:
 
 
 def _values(dataset: Any) -> Iterator[bytes]:
-    """Samples of what a dataset holds, in the order of its attributes."""
+    """Yield samples of the values that a dataset holds, in the order of its attributes."""
     left, seen = [(dataset, 0)], {id(dataset)}
     for _ in range(_MOST_VALUES):
         if not left:

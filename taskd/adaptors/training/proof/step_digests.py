@@ -1,4 +1,4 @@
-"""Digests of what a step consists of, by which the same step done twice is compared.
+"""Digests of a step's content, by which two runs of the same step are compared.
 
 Nothing of the state is copied. On a device each tensor is read once, where it is.
 """
@@ -18,14 +18,15 @@ from taskd.adaptors.training.sharding.shards import local
 
 _NONE: Final = "none"
 _NOISE: Final = 1e-3
-"""Of the norm of all gradients: sums in another order change it by some 1e-6, in bfloat16 by some 1e-4.
+"""Largest noise, as a share of the norm of all gradients. Sums in another order change it by some 1e-6, in bfloat16 by
+some 1e-4.
 
-One gradient's own norm says less: that of the bias of attention's keys is zero but for rounding.
+One gradient's own norm is a worse measure: that of the bias of attention's keys is zero but for rounding.
 """
 
 
 class Aspect(Enum):
-    """What is compared, in the order in which a difference is looked for. The value names it in a message."""
+    """Compared aspect of a step, in the order of the search for a difference. The value names it in a message."""
 
     PARAMETERS = "the parameter"
     HYPERPARAMETERS = "the hyperparameters of"
@@ -36,7 +37,7 @@ class Aspect(Enum):
 
 @dataclass(frozen=True)
 class StepDifference:
-    """The first thing that differs between two snapshots."""
+    """First difference between two snapshots."""
 
     aspect: Aspect
     name: str
@@ -47,18 +48,18 @@ class StepDifference:
 
 @dataclass(frozen=True)
 class StepDigests:
-    """Digests before the first optimizer of a step changes anything: by aspect, and by the name of each thing."""
+    """Digests before the first optimizer of a step changes anything: by aspect, and by the name of each item."""
 
     digests: Mapping[Aspect, Mapping[str, str]]
     norms: Mapping[str, float]
-    """Of the gradients, where kernels need not be deterministic; else none."""
+    """Norms of the gradients, where kernels need not be deterministic; else none."""
 
     @classmethod
     def of(cls, parts: Parts, optimizer: torch.optim.Optimizer | None = None) -> "StepDigests":
-        """Take the digests of the present step. What cannot be read (sparse, meta) is left out.
+        """Take the digests of the present step. Tensors that cannot be read (sparse, meta) are left out.
 
-        If `optimizer` is given, it is about to step. What other parameters have for gradients may be left from the step
-        before: a GAN's generator gets some when its discriminator is trained, and is cleared of them later.
+        If `optimizer` is given, it is about to step. Gradients of other parameters may be left from the step before: a
+        GAN's generator gets some when its discriminator is trained, and is cleared of them later.
         """
         parameters = dict(_named(parts, "named_parameters"))
         parameters |= _of_optimizers(parts, {id(one) for one in parameters.values()})
@@ -78,11 +79,11 @@ class StepDigests:
 
     @property
     def has_gradients(self) -> bool:
-        """Whether there are gradients that could be read."""
+        """True if there are gradients that could be read."""
         return any(one not in ("", _NONE) for one in self.digests[Aspect.GRADIENTS].values())
 
     def is_noise(self, other: "StepDigests") -> bool:
-        """Whether kernels that add up in another order explain all differences: of gradients, and small ones."""
+        """Return whether all differences are small ones of gradients, as of kernels that add up in another order."""
         found = self.first_difference(other)
         if found is None or found.aspect is not Aspect.GRADIENTS:
             return False
@@ -94,7 +95,7 @@ class StepDigests:
         )
 
     def first_difference(self, other: "StepDigests") -> StepDifference | None:
-        """Return what differs first, in the order of `Aspect`; None if nothing does."""
+        """Return the first difference, in the order of `Aspect`; None if there is none."""
         for aspect in Aspect:
             ours, theirs = self.digests[aspect], other.digests[aspect]
             for name in sorted(ours.keys() | theirs.keys()):
@@ -114,7 +115,7 @@ def _named(parts: Parts, method: str) -> Iterator[tuple[str, Any]]:
 
 
 def _of_optimizers(parts: Parts, seen: set[int]) -> dict[str, Any]:
-    """What optimizers step that no module has: the masters of ZeRO, in which the gradients are, too."""
+    """Return the optimizers' parameters that no module has: the masters of ZeRO, which hold the gradients, too."""
     found: dict[str, Any] = {}
     for part, value in parts.replicated.items():
         groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else ()
@@ -142,7 +143,7 @@ def _digest(tensor: torch.Tensor | None) -> str:
 
 
 def _may_vary(parameter: Any) -> bool:
-    """Whether its gradient may differ from one time to the next with the same inputs."""
+    """Return whether its gradient may differ from one time to the next with the same inputs."""
     return parameter.device.type != "cpu" and not torch.are_deterministic_algorithms_enabled()
 
 

@@ -3,7 +3,8 @@
 Rules:
 
 1. An attribute counts if a method of its class reads it, other than to change it, to print it or to save it.
-2. A number matters only where it is made from itself (`self.calls += 1`): what is set from something else follows that.
+2. A number matters only where it is made from itself (`self.calls += 1`). A number that is set from another value
+   follows that value.
 """
 
 import ast
@@ -27,7 +28,7 @@ from taskd.adaptors.training.proof.names import (
 from taskd.adaptors.training.script.script_text import ScriptLine, function_of
 
 OUTPUT: Final = re.compile("log|print|save|write|plot|report|display|draw|dump|summar|record|show")
-"""In the name of a function that takes nothing into the training."""
+"""Pattern in the name of a function that takes nothing into the training."""
 _SHOWN: Final = frozenset({"__str__", "__repr__", "__format__", "state_dict", "load_state_dict", "__getstate__"})
 _MIXES: Final = frozenset({"mul_", "add_", "sub_", "div_", "lerp_", "lerp", "addcmul_", "addcdiv_", "copysign_"})
 _CONTAINERS: Final = (list, dict, set, deque)
@@ -41,7 +42,7 @@ _SEEDS: Final = frozenset({"manual_seed", "seed", "set_state", "setstate"})
 
 
 class ClassText:
-    """The methods of the script's classes that an object has, with their trees."""
+    """Methods that an object has from classes of the script, with their trees."""
 
     def __init__(self, kind: type) -> None:
         self.methods: list[tuple[str, str, ast.AST]] = []
@@ -57,7 +58,7 @@ class ClassText:
 
 
 def carried_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
-    """`file:line` of the first statement that makes an attribute, key or variable of this name from itself."""
+    """Return `file:line` of the first statement that makes an attribute, key or variable of this name from itself."""
     for _, file, tree in texts:
         for node in walk_tree(tree, inner=True):
             if isinstance(node, ast.AugAssign):
@@ -95,7 +96,7 @@ def _asks_length_or_sorts(call: ast.Call) -> bool:
 
 
 def _is_made_from(node: ast.Assign, name: str) -> bool:
-    """Return whether it is set from its own value: not from its length, and an attribute not from a variable."""
+    """Return whether a name is set from its own value. Its length does not count, nor a variable for an attribute."""
     value = node.value
     lengths = [one for one in ast.walk(value) if isinstance(one, ast.Call) and _asks_length_or_sorts(one)]
     apart = {id(inner) for one in lengths for inner in ast.walk(one)}
@@ -158,7 +159,7 @@ def _is_given(node: ast.AST, function: ast.AST, *, is_method: bool) -> bool:
     arguments = getattr(function, "args", None)
     given = {one.arg for one in arguments.args[is_method:]} if isinstance(arguments, ast.arguments) else set()
     sets = [one for one in walk_tree(function) if isinstance(one, ast.Assign)]
-    if not is_method:  # the training function is called with nothing, and has its values from the model and the loader
+    if not is_method:  # the training function has no arguments: its values come from the model and the loader
         loops = [one.target for one in walk_tree(function) if isinstance(one, ast.For)]
         made = [target for one in sets if isinstance(one.value, ast.Call) for target in targets_of(one)]
         given |= {name for one in (*loops, *made) for name in names_in(one)}
@@ -177,7 +178,7 @@ def _is_given(node: ast.AST, function: ast.AST, *, is_method: bool) -> bool:
 
 
 def _uses_value(value: ast.AST, names: set[str]) -> bool:
-    """Return whether an expression uses the value of one of these names, not its shape or length or as an index."""
+    """Return whether an expression uses the value of one of these names, not its shape or length, or as an index."""
     left = [value]
     while left:
         one = left.pop()
@@ -194,7 +195,7 @@ def _uses_value(value: ast.AST, names: set[str]) -> bool:
 
 
 def mixed_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
-    """`file:line` where a function that names an attribute mixes tensors in place, or makes them from others."""
+    """Return `file:line` where a function that names an attribute mixes tensors in place, or makes them from others."""
     for _, file, tree in texts:
         if not any(last_name(one) == name for one in places_in(tree)):
             continue
@@ -207,7 +208,7 @@ def mixed_at(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> str:
 
 
 def is_read(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
-    """Whether any of these functions reads an attribute other than to change, print or save it."""
+    """Return whether any of these functions reads an attribute other than to change, print or save it."""
     for method, _, tree in texts:
         if method in _SHOWN or OUTPUT.search(method):
             continue
@@ -219,7 +220,7 @@ def is_read(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
 
 
 def readers_of(name: str, methods: Iterable[tuple[str, str, ast.AST]]) -> set[str]:
-    """Methods of a class that read an attribute, themselves or through another one of these."""
+    """Return the methods of a class that read an attribute, themselves or through another one of these."""
     known = list(methods)
     found = {method for method, file, tree in known if is_read(name, [(method, file, tree)])}
     while True:
@@ -235,7 +236,7 @@ def _uses(tree: ast.AST, methods: set[str]) -> bool:
 
 
 def remembers(functions: Iterable[ScriptFunction]) -> bool:
-    """Whether a container grows and is read, other than to print or save it: in a new process it is empty."""
+    """Return whether a container grows and is read, other than to print or save it: in a new process it is empty."""
     known = list(functions)
     texts = [("", one.file, one.tree) for one in known if one.tree is not None]
     for one in known:
@@ -248,19 +249,19 @@ def remembers(functions: Iterable[ScriptFunction]) -> bool:
 
 
 def is_seeded(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
-    """Whether any of these functions puts a generator of this name somewhere itself."""
+    """Return whether any of these functions itself sets the state of a generator of this name."""
     calls = (node for _, _, tree in texts for node in walk_tree(tree, inner=True) if isinstance(node, ast.Call))
     methods = (one.func for one in calls if isinstance(one.func, ast.Attribute))
     return any(one.attr in _SEEDS and last_name(one.value) == name for one in methods)
 
 
 def first_line(tree: ast.AST, name: str) -> int:
-    """Where a function first names an attribute or variable; 0 if it does not."""
+    """Return the line where a function first names an attribute or variable; 0 if it does not."""
     return min((one.lineno for one in places_in(tree) if last_name(one) == name), default=0)
 
 
 def follows_step(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
-    """Whether something of this name is also set from the state's step or epoch."""
+    """Return whether a value of this name is also set from the state's step or epoch."""
     for _, _, tree in texts:
         for node in walk_tree(tree, inner=True):
             values = ast.walk(node.value) if _assigns(node, name) else ()
@@ -270,7 +271,7 @@ def follows_step(name: str, texts: Iterable[tuple[str, str, ast.AST]]) -> bool:
 
 
 def _is_aside(node: ast.AST, name: str) -> bool:
-    """What changes the thing itself, shows it, or asks whether it is there."""
+    """Return whether a node changes the named value itself, shows it, or tests whether it is there."""
     if isinstance(node, ast.Compare):
         return any(map(_is_nothing, node.comparators)) and last_name(node.left) == name
     if isinstance(node, ast.AugAssign):

@@ -1,9 +1,9 @@
-"""Watch `torch.save` for a while: its writer in C++ raises no audit event.
+"""Watch over `torch.save` for a limited time: its writer in C++ raises no audit event.
 
 Rules:
 
-1. Its two public names are replaced. Calls by a name imported before (`from torch import save`) are not seen, nor are
-   other libraries' writers in C++ or Rust.
+1. Its two public names are replaced. Calls by a name imported before (`from torch import save`) are not detected.
+   Neither are other libraries' writers in C++ or Rust.
 2. The file is reported before it is emptied.
 """
 
@@ -21,14 +21,14 @@ _WRITERS: Final = (("torch", "save"), ("torch.serialization", "save"))
 
 
 class TorchWriter:
-    """Calls `note(verb, path)` before `torch.save` empties a file, on the thread that calls it."""
+    """Watch that calls `note(verb, path)` before `torch.save` empties a file, on the thread that calls it."""
 
     def __init__(self, note: Listener) -> None:
         self._note = note
         self._watched: list[tuple[ModuleType, str, Callable[..., Any], Callable[..., Any]]] = []
 
     def start(self) -> None:
-        """Watch from now on."""
+        """Start to watch."""
         for name, attribute in _WRITERS:
             module = sys.modules.get(name)
             own = None if module is None else vars(module).get(attribute)
@@ -38,7 +38,7 @@ class TorchWriter:
                 setattr(module, attribute, watching)
 
     def stop(self) -> None:
-        """Watch no more. Where somebody else has replaced a function meanwhile, it stays replaced."""
+        """Stop watching. A function that other code has replaced meanwhile stays replaced."""
         for module, attribute, own, watching in self._watched:
             if vars(module).get(attribute) is watching:
                 setattr(module, attribute, own)

@@ -1,10 +1,12 @@
-"""The state is tried out at the first commit: whether a recovery could put it down and load it, before it has to.
+"""Trial of the state at the first commit: whether a recovery could record and load it, before it has to.
 
 Rules:
 
-1. It is folded as a donor folds it, once in a process's life. No tensor is copied, and no tensor's bytes are read.
-2. What travels as a pickle is written without its tensors, a megabyte of it at most, and loaded as a receiver loads it.
-3. What cannot be loaded is named: the part, the key, the type. Each kind in a part is named once.
+1. The state is folded as a donor folds it, once in a process's life. No tensor is copied, and no tensor's bytes are
+   read.
+2. A value that travels as a pickle is written without its tensors, a megabyte of it at most. It is loaded as a receiver
+   loads it.
+3. A value that cannot be loaded is named: the part, the key, the type. Each type in a part is named once.
 4. After a second the rest is left untried.
 """
 
@@ -39,15 +41,15 @@ _REMEDY: Final = (
 
 
 class _OutOfTimeError(Exception):
-    """Trying has taken long enough."""
+    """Raised once the trial has taken its time."""
 
 
 class _TooLargeError(Exception):
-    """A pickle is larger than is worth trying."""
+    """Raised for a pickle that is too large to try."""
 
 
 class _Limited(io.BytesIO):
-    """A file that a large pickle does not fit into."""
+    """File that a large pickle does not fit into."""
 
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > _MOST_BYTES:
@@ -56,7 +58,7 @@ class _Limited(io.BytesIO):
 
 
 class _Hollow(pickle.Pickler):
-    """Writes an empty container in the place of each tensor."""
+    """Pickler that writes an empty container in place of each tensor."""
 
     def __init__(self, _file: Any, protocol: int | None = None) -> None:
         self._limited, self._file = _Limited(), _file
@@ -67,20 +69,20 @@ class _Hollow(pickle.Pickler):
         self._file.write(self._limited.getvalue())
 
     def reducer_override(self, obj: Any) -> Any:
-        """As `pickle.Pickler` asks."""
+        """Replace a tensor or storage by an empty container. `pickle.Pickler` calls this."""
         storage = isinstance(obj, torch.UntypedStorage | torch.TypedStorage)
         return (OrderedDict, ()) if storage or isinstance(obj, torch.Tensor) else NotImplemented
 
 
 class _HollowPickle:
-    """What `torch.save` takes for the module pickle."""
+    """Replacement of the module `pickle` for `torch.save`."""
 
     __name__ = "pickle"
     Pickler = _Hollow
 
 
 def unloadable(parts: Parts) -> list[Matter]:
-    """Return what of the state as it is now could not be loaded after a fault."""
+    """Return the parts of the present state that could not be loaded after a fault."""
     end_s = time.monotonic() + _LIMIT_S
     found: list[Matter] = []
     try:
@@ -102,11 +104,11 @@ def _matter(what: str, path: str, reason: str) -> Matter:
 
 
 def states_of(parts: Parts) -> Iterator[tuple[str, Any, Any]]:
-    """Each part with its name and what is put down of it."""
+    """Yield each part with its name and the state that a recovery records of it."""
     sharded = imported("torch.distributed.fsdp", "FullyShardedDataParallel")
     for name, part in parts.replicated.items():
         modules = part.modules() if isinstance(part, torch.nn.Module) else ()
-        if sharded is None or not any(isinstance(module, sharded) for module in modules):  # theirs is a collective
+        if sharded is None or not any(isinstance(module, sharded) for module in modules):  # its state is a collective
             yield name, part, state_of(part)
     for name, part in parts.positions.items():
         if name not in parts.places and has_state(part):
@@ -114,7 +116,7 @@ def states_of(parts: Parts) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _bad(value: Any, end_s: float) -> Iterator[tuple[str, str]]:
-    """Yield the path in a state of each value that cannot be loaded, and what is there."""
+    """Yield the path in a state of each value that cannot be loaded, and a text on the value."""
     left: list[tuple[str, Any]] = [("", value)]
     within: set[int] = set()
     while left:
@@ -133,9 +135,9 @@ def _bad(value: Any, end_s: float) -> Iterator[tuple[str, str]]:
 
 
 def _items(path: str, value: Any) -> list[tuple[str, Any]]:
-    """What a container holds, keys too, each with its path."""
+    """Return the items of a container, keys too, each with its path."""
     if isinstance(value, dict):
-        pairs = list(dict.items(value))  # not those of a class of the script's
+        pairs = list(dict.items(value))  # not the `items` of a class of the script's
         keys = [(f"{path}[{_short(key)}]", key) for key, _ in pairs if type(key) not in (str, int)]
         return [*keys, *((f"{path}[{_short(key)}]" if path else _short(key), item) for key, item in pairs)]
     kind = next((kind for kind in (list, tuple, deque) if isinstance(value, kind)), None)
@@ -143,24 +145,24 @@ def _items(path: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def _travels(value: Any) -> bool:
-    """It needs no pickle, or is a tensor."""
+    """Return whether a value needs no pickle, or is a tensor."""
     plain = type(value) in (bool, int, float, str, bytes, type(None))
     return plain or isinstance(value, torch.Tensor) or tree.is_numpy(value)
 
 
 def _why_not(value: Any) -> str:
-    """What stands in the way of loading a value; "" if nothing does."""
+    """Return a text on the obstacle to loading a value; "" if there is none."""
     try:
         tree.load(tree.save(value, _HollowPickle))
     except _TooLargeError:
         return ""
     except RestoreError as error:
         if not isinstance(error.__cause__, pickle.UnpicklingError):
-            return ""  # its type is allowed, and misses the tensors that were left out
+            return ""  # its type is allowed, and lacks only the tensors that were left out
         named = _REFUSED.search(str(error))
         inner = f" ({named.group(1)})" if named and not named.group(1).endswith(type(value).__qualname__) else ""
         return f"a {_name_of(value)}{inner}"
-    except Exception as error:  # noqa: BLE001 - what a value raises as it is pickled is its own affair
+    except Exception as error:  # noqa: BLE001 - a value may raise any error as it is pickled
         return f"a {_name_of(value)} that cannot be pickled ({str(error)[:80]})"
     return ""
 

@@ -1,12 +1,12 @@
-"""The verdict of a self-check, kept from one start of a job to the next.
+"""Verdict of a self-check, kept from one start of a job to the next.
 
 Rules:
 
-1. All ranks come to the same verdict: each word of it has been agreed on.
-2. It lies in the job's folder on each node, so that the next start need not prove it again. It counts for the text of
-   the script and of the user's modules that it has imported, its arguments, and the number of ranks.
-3. A node that is new at a full restart has no such file. The ranks of the others publish the verdict in the store of
-   the default group as they begin; a rank without a file looks there at its first commit. By then all have begun.
+1. All ranks come to the same verdict: they have agreed on each word of it.
+2. It lies in the job's folder on each node: the next start need not prove it again. It is valid for the text of the
+   script and of the user's modules that it has imported, its arguments, and the number of ranks.
+3. A node that is new at a full restart has no such file. Ranks on the other nodes publish the verdict in the store of
+   the default group as they begin. A rank without a file reads it there at its first commit. By then all have begun.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ _MOST_BYTES: Final = 1 << 24
 
 
 class VerdictFile:
-    """The file in which the processes of a node keep the verdict. `folder` is the job's."""
+    """File in which the processes of a node keep the verdict. `folder` is the job's folder."""
 
     def __init__(self, folder: Path, world_size: int) -> None:
         self._folder = folder
         self._of = _identity(world_size)
 
     def read(self) -> CheckVerdict | None:
-        """Return the verdict on this very script, and confirm it for this start; None if there is none."""
+        """Return the verdict on this exact script, and confirm it for this start; None if there is none."""
         known = read_verdict(self._folder)
         if known is None or known.of != self._of:
             return None
@@ -44,7 +44,7 @@ class VerdictFile:
         return known
 
     def write(self, verdict: CheckVerdict) -> None:
-        """Keep the verdict. Make the job's folder if need be: on a node without a manager there is none yet.
+        """Keep the verdict. Make the job's folder if needed: on a node without a manager there is none yet.
 
         If that fails, the next start proves it again.
         """
@@ -60,11 +60,11 @@ class VerdictFile:
         store.set(key, self._encoded(verdict).decode())
 
     def look(self, store: Store, key: str) -> CheckVerdict | None:
-        """Return the published verdict on this very script, and keep it on this node; None if there is none.
+        """Return the published verdict on this exact script, and keep it on this node; None if there is none.
 
         Raises:
             RuntimeError: the store has failed.
-            msgspec.DecodeError: it is no verdict.
+            msgspec.DecodeError: the published value is no verdict.
         """
         if not store.check([key]):
             return None
@@ -79,7 +79,7 @@ class VerdictFile:
 
 
 def _identity(world_size: int) -> str:
-    """A digest of all that a verdict depends on, as far as it has a text."""
+    """Return a digest of everything that a verdict depends on, as far as it has a text."""
     found = hashlib.blake2b(digest_size=16)
     for name in users_files():
         found.update(name.encode(errors="surrogateescape"))

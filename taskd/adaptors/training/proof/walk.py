@@ -1,12 +1,13 @@
-"""A walk over what a training function reaches: tensors, numbers and generators, each by its path.
+"""Walk over everything that a training function reaches: tensors, numbers and generators, each by its path.
 
 Rules:
 
-1. No code of the script is called: objects are read through their `__dict__`, containers by the methods of the built-in
-   types, tensors by a few of their numbers. Nothing is changed, and nothing is kept but marks and weak references.
-2. Each object is met once, in an order that two walks have in common: what stays in its place has the same path.
-3. A walk ends after so many objects, or so much time. What it has not come to then is left out of both.
-4. Of objects of libraries models, optimizers and tensors are looked at, and what they hold of the script's.
+1. No code of the script is called. Objects are read through their `__dict__`, containers by the methods of the built-in
+   types, tensors by a few of their numbers. Nothing is changed, and only marks and weak references are kept.
+2. Each object is visited once, in an order that two walks share: an object that stays in its place has the same path.
+3. A walk ends after a number of objects, or after a time. Objects that it has not reached by then are left out of both
+   walks.
+4. Of libraries' objects, models, optimizers and tensors are read, and objects of the script that they hold.
 """
 
 import dataclasses
@@ -29,13 +30,13 @@ from taskd.adaptors.training.tree import is_numpy
 _MOST: Final = 50_000
 _DEPTH: Final = 9
 _IN_LIBRARIES: Final = 3
-"""So far inside of a library's object, seen from the script's own."""
+"""Levels inside of a library's object that are read, counted from the script's own object."""
 _MOST_ITEMS: Final = 2_000
 _SMALL: Final = 4_096
 _PLAIN: Final = (bool, int, float)
 _NOTHING: Final = (str, bytes, type(None), complex, range, slice)
 _TABLES: Final = ("_modules", "_parameters", "_buffers")
-"""Of a module; their names stand in no path."""
+"""Attributes of a module that hold its tables; their names stand in no path."""
 _PASSED_OVER: Final = frozenset(
     {"taskd", "threading", "_thread", "multiprocessing", "logging", "concurrent", "queue", "io", "_io", "socket", "ssl"}
     | {
@@ -53,12 +54,12 @@ _PASSED_OVER: Final = frozenset(
     | {"pathlib", "weakref", "_weakref", "inspect", "ast", "re", "enum", "typing", "datetime", "time", "types", "aim"}
     | {"mlflow", "comet_ml", "torchmetrics", "loguru", "msgspec", "zmq"}
 )
-"""First parts of the names of modules whose objects are their own affair, or only reach output."""
+"""First parts of the names of modules whose objects are skipped: they concern only themselves, or reach only output."""
 _TORCH_PASSED_OVER: Final = ("torch._", "torch.distributed", "torch.utils.tensorboard", "torch.cuda", "torch.profiler")
 
 
 class SeenKind(Enum):
-    """What stands at a path."""
+    """Kind of a value at a path."""
 
     TENSOR = "tensor"
     NUMBER = "number"
@@ -68,18 +69,19 @@ class SeenKind(Enum):
 
 @dataclasses.dataclass(frozen=True)
 class SeenValue:
-    """What a walk has seen at a path.
+    """Value that a walk has found at a path.
 
     Attributes:
-        mark: another one if the value has changed.
-        root: the name that the path begins with.
-        owner: the nearest object that holds it, by its path; and its class.
-        name: what the owner calls it: an attribute, a key, or the name of the variable.
-        shape: that of a tensor.
+        mark: bytes that differ once the value has changed.
+        root: name that the path begins with.
+        owner: path of the nearest object that holds it.
+        owned_by: class of that object.
+        name: its name in the owner: an attribute, a key, or the name of the variable.
+        shape: shape of a tensor.
         where: weak reference to the owner, or to the tensor itself where a variable of the function holds it.
         of_data: whether a loader of the state leads there.
         in_part: whether a part of the state leads there.
-        seed: what a generator was seeded with.
+        seed: seed of a generator.
     """
 
     kind: SeenKind
@@ -97,7 +99,7 @@ class SeenValue:
 
 @dataclasses.dataclass
 class WalkRoot:
-    """Where a walk begins: a variable's name, and what it stands for.
+    """Start of a walk: a variable's name, and its value.
 
     Attributes:
         anew: whether a new call of the function makes the variable itself anew.
@@ -114,7 +116,7 @@ class WalkRoot:
 
 @dataclasses.dataclass
 class _Step:
-    """One object that is still to be looked at."""
+    """Object that is still to be visited."""
 
     path: str
     value: Any
@@ -132,8 +134,8 @@ class Walk:
     """One walk.
 
     Args:
-        held: ids of objects that the state has, and that are not looked into.
-        held_storages: addresses of the memory of its tensors.
+        held: ids of the state's objects, which are not entered.
+        held_storages: addresses of the memory of the state's tensors.
     """
 
     def __init__(self, held: frozenset[int], held_storages: frozenset[int]) -> None:
@@ -145,13 +147,13 @@ class Walk:
         self._count = 0
 
     def run(self, roots: Iterable[WalkRoot], limit_s: float) -> None:
-        """Go through all that the roots lead to."""
+        """Visit all objects that the roots lead to."""
         end_s = time.monotonic() + limit_s
         steady: list[WalkRoot] = []
         anew: list[WalkRoot] = []
         for root in roots:
             (anew if root.anew else steady).append(root)
-        for group in (steady, anew):  # what both lead to has the path that stays
+        for group in (steady, anew):  # an object that both lead to gets the path that stays
             for root in group:
                 foreign = _IN_LIBRARIES if root.of_library else 0
                 first = _Step(root.name, root.value, root, root.name, type(None), root.name, None, 0, foreign)
@@ -201,7 +203,7 @@ class Walk:
             self._note(step, SeenKind.ROW, ends_of(value), where=_ref(step.holder))
 
     def _is_kept(self, step: _Step) -> bool:
-        """Whether an object of the script's, or a variable that no call makes anew, has this number."""
+        """Return whether an object of the script, or a variable that no call makes anew, has this number."""
         is_variable = step.root.anew and (step.holder is None or step.holder is step.root)
         own = step.holder is None or is_users_class(step.owned_by) or step.owned_by in (FunctionType, dict)
         return own and not step.foreign and not is_variable and not step.root.in_part
@@ -229,7 +231,7 @@ class Walk:
             kind, mark, root.name, step.owner, step.owned_by, step.name, shape, where, root.of_data, root.in_part, seed
         )
 
-    # What holds others.
+    # Objects that hold others.
 
     def _inside(self, step: _Step) -> Iterator[_Step]:
         value = step.value
@@ -305,11 +307,11 @@ class Walk:
         )  # fmt: skip
 
 
-# Values, without calling any code of theirs.
+# Reading of values without calling their code.
 
 
 def attributes_of(value: Any) -> list[tuple[str, Any]]:
-    """The attributes of an object, by name."""
+    """Return the attributes of an object, by name."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -318,7 +320,7 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def items_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """What a container holds, with keys or numbers; None if a value is no container."""
+    """Return the items of a container, with keys or numbers; None if a value is no container."""
     if isinstance(value, dict):
         return list(dict.items(value))
     for kind in (list, tuple, deque, set):
@@ -328,7 +330,7 @@ def items_of(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def content_of(cell: Any) -> Any:
-    """What a closure's cell holds; None if it has nothing yet."""
+    """Return the content of a closure's cell; None if it is still empty."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -336,13 +338,13 @@ def content_of(cell: Any) -> Any:
 
 
 def is_passed_over(kind: type) -> bool:
-    """Whether objects of a library's class are its own affair."""
+    """Return whether objects of a library's class are skipped."""
     name = kind.__module__
     return name.partition(".")[0] in _PASSED_OVER or name.startswith(_TORCH_PASSED_OVER)
 
 
 def is_own_attribute(holder: Any, name: str) -> bool:
-    """Whether an attribute of a module or optimizer is none that torch gives it."""
+    """Return whether an attribute of a module or optimizer is none that torch gives it."""
     if isinstance(holder, torch.nn.Module):
         return not name.startswith("_")
     return name == "state" or not (name.startswith("_") or name in ("param_groups", "defaults"))

@@ -1,1 +1,1 @@
-"""What the user's script does around a step, read from its text and its stacks."""
+"""Work of the user's script around a step, read from its text and its stacks."""

@@ -1,12 +1,12 @@
-"""What a script does after certain commits, with all ranks together: evaluations, checkpoints.
+"""Work that a script does after certain commits, with all ranks together: evaluations, checkpoints.
 
 Rules:
 
-1. It runs inside `commit`, when the step is committed. A rank may die in it: the step stays, and the work is lost.
-2. So after each recovery to such a step it is done again, by all ranks, before the training function is called. The
-   random numbers that it draws are then those of an undisturbed run, too.
-3. What stands in the loop behind the commit is not: see `behind`.
-4. Models are in the mode (training or not) afterwards in which they were before, however it ends.
+1. It runs inside `commit`, once the step is committed. If a rank dies in it, the step stays and the work is lost.
+2. So all ranks do it again after each recovery to such a step, before the training function is called. The random
+   numbers that it draws are then those of an undisturbed run, too.
+3. Code in the loop behind the commit is not done again: see `behind`.
+4. Afterwards models are in the mode (training or not) in which they were before, however the work ends.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,21 +20,21 @@ Work = Callable[[int], object]
 
 
 class Afterwards:
-    """That of one training state.
+    """Work of one training state that is done after its commits.
 
     Args:
         modules: the models whose mode is kept.
-        evaluations: what to call around the work.
+        evaluations: functions to call around the work.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], evaluations: Evaluations) -> None:
         self._modules, self._evaluations = modules, evaluations
         self._works: list[tuple[Work, int]] = []
         self.any = False
-        """Whether there is any."""
+        """True if there is any work."""
 
     def add(self, work: Work, every: int) -> None:
-        """To be done after every so many commits."""
+        """Add work that is done after every `every` commits."""
         if not callable(work) or type(every) is not int or every < 1:
             raise ConfigError(
                 f"after_commit got {work!r} and every={every!r}, expected a function of the step and a number from 1 on"
@@ -43,7 +43,7 @@ class Afterwards:
         self.any = True
 
     def run(self, step: int) -> None:
-        """Do what is due after this step."""
+        """Do the work that is due after this step."""
         for work, every in self._works:
             if step and step % every == 0:
                 call_all(self._evaluations.begin)

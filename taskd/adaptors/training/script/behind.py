@@ -1,16 +1,17 @@
-"""What stands in the script's loop behind the commit: a fault may leave it out, and then that is told.
+"""Code in the script's loop behind the commit: a fault may leave it out, and a warning then reports it.
 
 Rules:
 
-1. A survivor knows whether it was interrupted there. All ranks go back to copies of an earlier step and do it again;
-   without such copies the lowest of those survivors reports its line. A survivor in its next step, or before its
-   commit, was not there: that step is done again from its beginning.
-2. What only the lost rank was in, while all others were in their next step, nobody has seen. So where something stands
-   behind the commit, its first line is told as what may be left out. It is looked for in the script's text, at a fault,
+1. A survivor detects whether it was interrupted there. If all ranks go back to copies of an earlier step they run that
+   code again. Without such copies the lowest of those survivors reports its line. A survivor in its next step, or
+   before its commit, was not there: that step is done again from its beginning.
+2. If only the lost rank was there, while all others were in their next step, no survivor has observed it. So the first
+   line of code behind the commit is reported as possibly left out. It is searched for in the script's text, at a fault,
    from the place of the first commit of each world: a step pays nothing.
-3. A step that is counted as the survivors had it, without their commit, has not come to what stands behind it, nor to
-   what stood before it and was still to be done (see `rest`).
-4. What only prints, counts or looks at the time is not spoken of, nor what `state.epochs` does again, or an adapter.
+3. A step that is counted as the survivors had it, without their commit, has not reached the code behind it. Neither has
+   it reached the code before the commit that was still to be done (see `rest`).
+4. Code that only prints, counts or reads the time is not reported. Neither is code that `state.epochs` or an adapter
+   does again.
 """
 
 import ast
@@ -41,20 +42,20 @@ _STEPS: Final[tuple[CodeType, ...]] = (
     torch.Tensor.backward.__code__,
     Afterwards.run.__code__,
 )
-"""What is done again: a step's own work, and what was given to the state."""
+"""Code that is done again: a step's own work, and work that was given to the state."""
 
 
 _done_again: set[CodeType] = set()
 
 
 def done_again(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark an adapter's function that does again, after a fault, what follows the commits that are made in it."""
+    """Mark an adapter's function: after a fault it does again the work that follows the commits made in it."""
     _done_again.add(function.__code__)
     return function
 
 
 class BehindCommit:
-    """That of one training loop."""
+    """Code behind the commit of one training loop."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -66,7 +67,7 @@ class BehindCommit:
         self._later: tuple[int, Callable[[], None]] | None = None
 
     def committed(self, step: int | None = None) -> None:
-        """The script has committed a step: whoever calls this is called by `commit`, in some jobs at each."""
+        """Record where the script commits. `commit` calls this function's caller, in some jobs at each step."""
         if step is not None:
             self.tell_due(step)
         if not self._seeks:
@@ -79,15 +80,16 @@ class BehindCommit:
                 return
             frame = frame.f_back
         while frame is not None and is_users(file := frame.f_code.co_filename):
-            linecache.getlines(file)  # as it is now: somebody may write it anew
+            linecache.getlines(file)  # cache the present text: the file may be rewritten later
             places.append(ScriptLine(file, frame.f_lineno, frame.f_code.co_firstlineno))
             frame = frame.f_back  # type: ignore[assignment]  # None at the bottom
         self._places = tuple(places)
 
     def note(self, error: BaseException, step: int, *, between: bool, rest: str = "") -> None:
-        """The training function was left by this error; `between` says that no work of the next step has ended.
+        """Record the error by which the training function was left.
 
-        `rest` is the line of what was still to be done before the commit, in a step whose optimizers had stepped.
+        `between`: no work of the next step has ended. `rest`: line of the work that was still to be done before the
+        commit, in a step whose optimizers had stepped.
         """
         self._rest = rest
         frames = list(walk_tb(error.__traceback__))
@@ -101,8 +103,11 @@ class BehindCommit:
         return self._step if self._line and first_behind(self._places) else -1
 
     def known(self, plan: WorldPlan) -> list[int]:
-        """Whether training goes on behind that commit, without what this rank was in; whether it has committed;
-        whether the plan's step is counted without what this rank had still to do of it.
+        """Return three flags of this rank.
+
+        - Training goes on behind that commit, without the code in which this rank was interrupted.
+        - This rank has committed.
+        - The plan's step is counted without the work that this rank still had to do in it.
         """
         left_out = bool(self._line) and self._step == plan.target_step
         had_to_do = bool(plan.adopt) and bool(self._rest) and self._step + 1 == plan.target_step
@@ -110,26 +115,29 @@ class BehindCommit:
 
     @property
     def owes(self) -> bool:
-        """Whether something is to be told at a later commit."""
+        """True if something must be logged at a later commit."""
         return self._later is not None
 
     def tell_later(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: WorldRank) -> None:
-        """Have `tell` called at the second commit of the new world, or now if the job ends with the plan.
+        """Call `tell` at the second commit of the new world, or now if the job ends with the plan.
 
-        It reads the script's text for some 10 ms, and all ranks wait for the first commit.
+        `tell` reads the script's text for some 10 ms, and all ranks wait for the first commit.
         """
         self._later = plan.target_step + 2, functools.partial(self.tell, known, plan, rank)
         if plan.dump:
             self.tell_due()
 
     def tell_due(self, step: int | None = None) -> None:
-        """Call `tell` if it is time at the commit of `step`, or in any case, as the training function is left."""
+        """Call `tell` if it is due at the commit of `step`; without a step, because the training function is left."""
         if self._later is not None and (step is None or step >= self._later[0]):
             (_, tell), self._later = self._later, None
             tell()
 
     def tell(self, known: Sequence[Sequence[int]], plan: WorldPlan, rank: WorldRank) -> None:
-        """`known` by every rank of the new world, of which this one has `rank`. The first that knows most says it."""
+        """Log what was left out. `known` are the flags of all ranks of the new world, in which this one has `rank`.
+
+        The first rank with the most certain flag logs it.
+        """
         self._seeks = True
         left_out, have_committed, had_to_do = (list(map(bool, one)) for one in zip(*known, strict=True))
         if any(had_to_do):
@@ -149,7 +157,7 @@ class BehindCommit:
                     self._step,
                 )
         elif plan.loads:
-            return  # all have gone back, and do it again
+            return  # all ranks have gone back, and do it again
         elif any(have_committed) and have_committed.index(True) == rank and (plan.adopt or not all(have_committed)):
             self._tell_what_may_be(plan, [job for job, has in zip(plan.ranks, have_committed, strict=True) if not has])
 
@@ -172,7 +180,7 @@ class BehindCommit:
 
 
 def begins_a_step(places: Sequence[ScriptLine], frames: Sequence[tuple[FrameType, int]]) -> bool:
-    """Whether the script, which commits at `places`, was not behind that in these frames, outermost first."""
+    """Return whether the script, which commits at `places`, was not behind that in these frames (outermost first)."""
     for number, place in reversed(list(enumerate(places))):
         own = (line for frame, line in frames if _is_in(frame, place))
         line, function = next(own, None), function_of(place)
@@ -190,9 +198,9 @@ def _is_in(frame: FrameType, place: ScriptLine) -> bool:
 
 
 def first_behind(places: Sequence[ScriptLine]) -> str:
-    """`file:line` of the first work that the script does between a commit there and its next step; "" for none.
+    """Return `file:line` of the first work between a commit at `places` and the next step; "" for none.
 
-    `places` are the frames of the script, from the one that commits outwards to the one that trains.
+    `places`: frames of the script, from the one that commits outwards to the one that trains.
     """
     for number, place in enumerate(places):
         function = function_of(place)
@@ -206,8 +214,9 @@ def first_behind(places: Sequence[ScriptLine]) -> str:
 
 
 def _behind(function: ast.AST, line: int, *, outermost: bool) -> Iterator[ast.stmt]:
-    """The statements after `line` until the next round of the outermost loop; to the function's end if it is called
-    in a loop of another.
+    """Yield the statements after `line` until the next round of the function's outermost loop.
+
+    If a loop of another function calls the function (`outermost` is False), yield those up to its end.
     """
     path = list(blocks_to(function, line))
     loops = [number for number, (_, _, parent) in enumerate(path) if isinstance(parent, LOOPS)]

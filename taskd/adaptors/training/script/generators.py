@@ -1,4 +1,4 @@
-"""Generators of random numbers that a script makes itself: which objects are one, and where one stands."""
+"""Generators of random numbers that a script makes itself: their recognition, and their states."""
 
 import ast
 import random
@@ -36,7 +36,7 @@ def text_of_state(state: Any) -> str:
     """Encode a state that `raw_state_of_generator` has returned."""
     if isinstance(state, torch.Tensor):
         return bytes_of(state).hex()
-    if isinstance(state, tuple) and isinstance(state[0], str):  # of numpy's RandomState: name, array, and three numbers
+    if isinstance(state, tuple) and isinstance(state[0], str):  # numpy's RandomState: name, array, and three numbers
         return repr([state[1].tobytes(), state[2:]])
     return repr(state)
 

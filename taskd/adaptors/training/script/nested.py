@@ -1,7 +1,7 @@
 """One resilient function at a time: one that is called inside another is refused, on every rank alike.
 
-A recovery calls a training function again from its beginning. Of two that are inside one another nobody knows which is
-to be called again, and a process that joins later comes only to the outer one.
+A recovery calls a training function again from its beginning. With two nested ones it would be unknown which to call
+again, and a process that joins later reaches only the outer one.
 """
 
 import os
@@ -14,15 +14,15 @@ from taskd.errors import ConfigError
 
 _OURS: Final = "taskd.adaptors.trainers."
 _running: Final[dict[tuple[int, int], str]] = {}
-"""By process and thread, the function that runs there: a forked child runs none."""
+"""Running function by process and thread: a forked child runs none."""
 
 
 @contextmanager
 def only_one(function: Callable[..., Any], *, of_process: bool) -> Iterator[None]:
-    """Note that this resilient function runs. `of_process`: no other thread may run one either.
+    """Register this resilient function while the body runs. `of_process`: no other thread may run one either.
 
     Raises:
-        ConfigError: another one runs.
+        ConfigError: another resilient function runs.
     """
     own = os.getpid(), threading.get_ident()
     others = [name for (pid, thread), name in _running.items() if pid == own[0] and (of_process or thread == own[1])]
@@ -40,7 +40,7 @@ def only_one(function: Callable[..., Any], *, of_process: bool) -> Iterator[None
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The function and its place, or the trainer whose loop it is."""
+    """Return a function's name and place, or the trainer whose loop it is."""
     module = getattr(function, "__module__", None) or ""
     if module.startswith(_OURS):
         return f"the training of taskd.{module[len(_OURS) :].partition('.')[0]}"

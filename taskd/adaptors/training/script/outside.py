@@ -1,11 +1,12 @@
-"""What the training function changes outside of itself: a new process has it as its set-up has made it, which is told.
+"""State that the training function changes outside of itself: a new process has that of its set-up, with a warning.
 
 Rules:
 
-1. It is read from the function's code, as the function is entered, and from that of the script's functions which it
-   names: variables that are set by `global` or `nonlocal`, and iterators and random generators that are gone on with.
-2. What a loader of the state draws from, or is iterated by, is kept, and not told. Nor is a generator that the function
-   seeds itself.
+1. The state is found in the function's code, as the function is entered, and in that of the script's functions which it
+   names. It consists of variables that are set by `global` or `nonlocal`, and of iterators and random generators that
+   are advanced.
+2. An object that a loader of the state draws from, and a generator over a loader, is kept and not reported. Neither is
+   a random generator that the function seeds itself.
 """
 
 import dis
@@ -26,7 +27,7 @@ from taskd.adaptors.groups.sites import is_users
 
 _log = logging.getLogger(__name__)
 _MOST: Final = 200
-"""Functions that are read."""
+"""Most functions that are read."""
 _SET: Final = object()
 _SETS: Final = ("STORE_GLOBAL", "STORE_DEREF")
 _GETS: Final = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
@@ -34,7 +35,13 @@ _SEEDS: Final = ("manual_seed", "seed", "set_state")
 
 
 def tell_outside(function: Any, parts: Mapping[str, Any], *, tells: bool = True) -> None:
-    """Warn once of each of the two kinds, if this process `tells`; `parts` are those of the state."""
+    """Warn of variables that are set and of iterators that are advanced, once each.
+
+    Args:
+        function: the training function.
+        parts: parts of the state.
+        tells: whether this process logs the warnings.
+    """
     sets: dict[str, str] = {}
     goes_on: dict[str, str] = {}
     kept = drawn_from(parts)
@@ -68,9 +75,9 @@ def _named(found: dict[str, str]) -> str:
 
 
 def used_outside(function: Any) -> Iterator[tuple[str, str, object, Any]]:
-    """Yield each use of a variable that was there before: its name, `file:line`, what follows, and what it is.
+    """Yield each use of a variable that was there before: its name, `file:line`, the use, and the variable's value.
 
-    What follows is the name that is looked up in it, if one is, or `_SET`.
+    The use is the name that is looked up in the value, if any, or `_SET`.
     """
     for one in functions_of(function):
         for code, instruction, line, then, value in _uses(one):
@@ -79,7 +86,7 @@ def used_outside(function: Any) -> Iterator[tuple[str, str, object, Any]]:
 
 
 def functions_of(function: Any) -> Iterator[FunctionType]:
-    """Yield a function, without what is around it, and those of the script that it and these name."""
+    """Yield a function without its wrappers, and the functions of the script that it and these name."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -94,7 +101,7 @@ def functions_of(function: Any) -> Iterator[FunctionType]:
 
 
 def _uses(function: FunctionType) -> Iterator[tuple[CodeType, dis.Instruction, int, object, Any]]:
-    """Yield each instruction of a function that gets or sets a variable of outside, and what that is."""
+    """Yield each instruction of a function that gets or sets a variable from outside, with the variable's value."""
     around = dict(zip(function.__code__.co_freevars, map(_content, function.__closure__ or ()), strict=True))
     for code in _codes(function.__code__):
         for instruction, line, then in _instructions(code):
@@ -111,7 +118,7 @@ def _content(cell: Any) -> Any:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """It, and those of the functions within."""
+    """Yield the code, and that of the functions within."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -119,7 +126,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, int, object]]:
-    """Each with its line and what the next one is about."""
+    """Yield each instruction with its line and the argument of the next instruction."""
     lines = [(end, line) for _, end, line in code.co_lines() if line is not None]
     for instruction, then in pairwise(dis.get_instructions(code)):
         line = next((line for end, line in lines if instruction.offset < end), code.co_firstlineno)
@@ -127,7 +134,7 @@ def _instructions(code: CodeType) -> Iterator[tuple[dis.Instruction, int, object
 
 
 def drawn_from(parts: Mapping[str, Any]) -> set[int]:
-    """The parts, and what loaders among them draw from."""
+    """Return the ids of the parts, and of the samplers and generators that loaders among them draw from."""
     loaders = [part for part in parts.values() if isinstance(part, DataLoader)]
     samplers = [
         of for one in loaders for of in (one.sampler, one.batch_sampler, getattr(one.batch_sampler, "sampler", 0))
@@ -137,7 +144,7 @@ def drawn_from(parts: Mapping[str, Any]) -> set[int]:
 
 
 def _advances(value: Any, kept: set[int]) -> bool:
-    """It is an iterator or a generator of random numbers, that nobody puts back."""
+    """Return whether a value is an iterator or a random number generator that taskd does not restore."""
     if id(value) in kept or isinstance(value, random.SystemRandom):
         return False
     if isinstance(value, GeneratorType):

@@ -1,13 +1,13 @@
-"""What the script had still to do of a step when a fault interrupted it, up to the commit: read from its text.
+"""Work of an interrupted step that the script had still to do, up to the commit: read from its text.
 
 Rules:
 
-1. It is asked at a fault, and only of a step whose optimizers have stepped: a step pays nothing.
-2. What is left is what follows the interrupted line in each function of the script, from the innermost outwards, until
-   a statement that surely commits. If a loop lies between, all of its body may come again.
-3. What a call would do is told from what its name stands for in the interrupted frames. A library does not move a part
+1. It is read at a fault, and only for a step whose optimizers have stepped: a step pays nothing.
+2. The rest is the code behind the interrupted line in each function of the script, from the innermost outwards, up to a
+   statement that surely commits. If a loop lies between, all of its body may come again.
+3. The effect of a call is derived from the value of its name in the interrupted frames. A library does not move a part
    of the state that it is not given; a function of the script may do anything.
-4. Whatever cannot be read or told may do anything. Nothing of the script is run to find out.
+4. Code that cannot be read or resolved may do anything. Nothing of the script is run to find out.
 """
 
 import ast
@@ -36,22 +36,22 @@ from taskd.adaptors.training.script.script_text import (
 
 _log = logging.getLogger(__name__)
 _READS: Final = HARMLESS - {"step", "update"} | {"clone", "float", "numpy", "barrier"}
-"""Methods by these names move nothing, whatever they belong to."""
+"""Names of methods that move nothing, whatever they belong to."""
 _MOVES: Final = (torch.optim.Optimizer, LRScheduler, torch.nn.Module)
-"""May hold what is a part of the state."""
+"""Types that may hold a part of the state."""
 _PLAIN: Final = (int, float, str, bytes, bool)
 _UNKNOWN: Final = object()
 
 
 class Rest:
-    """What is left of one interrupted step.
+    """Rest of one interrupted step.
 
     Args:
-        error: by which the training function was left; None if that is not known.
+        error: error by which the training function was left; None if that is not known.
         commit: the method that commits; None if nothing is known.
 
     Attributes:
-        line: `file:line` of the first work in it that is worth to be told; "" for none.
+        line: `file:line` of the first work in it that is worth reporting; "" for none.
     """
 
     def __init__(self, error: BaseException | None = None, commit: Callable[..., None] | None = None) -> None:
@@ -62,21 +62,21 @@ class Rest:
         try:
             if not self._read(_frames(error)):
                 self._anything = True
-        except Exception:  # noqa: BLE001 - the script's names may stand for what raises whatever is asked of it
+        except Exception:  # noqa: BLE001 - any access to an object of the script may raise
             _log.debug("what was left of the interrupted step cannot be read", exc_info=True)
             self._anything = True
 
     def may_move(self, part: Any) -> bool:
-        """Whether a part of the state might have been moved in it."""
+        """Return whether a part of the state might have been moved in the rest."""
         follows = not isinstance(part, LRScheduler)
         return self._anything or self.is_given(part) or (follows and self._stores)
 
     def is_given(self, part: Any) -> bool:
-        """Whether something is called in it that belongs to the part, or takes it."""
+        """Return whether the rest calls a method of the part, or passes the part to a call."""
         return id(part) in self._given
 
     def _read(self, frames: Sequence[tuple[FrameType, int] | None]) -> bool:
-        """Go through the frames, innermost first; whether the commit was found."""
+        """Read the frames, innermost first. Return whether the commit was found."""
         inner: FrameType | None = None
         for found in frames:
             if found is None:
@@ -108,7 +108,7 @@ class Rest:
         for call in calls(statement):
             owner, called = names.callee(call)
             if inner is not None and getattr(called, "__code__", None) is inner.f_code:
-                continue  # it is under way, and what is left of it has been looked at
+                continue  # it is under way, and its rest has been read
             self._given.add(id(owner))
             self._given.update(id(names.value(argument)) for argument in _arguments(call))
             if _may_do_anything(name(call), owner, called):
@@ -117,7 +117,7 @@ class Rest:
 
 
 class _Names:
-    """What the names of a function stand for where its frame was interrupted."""
+    """Values of a function's names where its frame was interrupted."""
 
     def __init__(self, frame: FrameType, function: ast.AST) -> None:
         self._spaces = (frame.f_locals, frame.f_globals, vars(sys.modules["builtins"]))
@@ -126,7 +126,7 @@ class _Names:
         }
 
     def value(self, node: ast.expr, *, even_changing: bool = False) -> Any:
-        """What it stands for; `_UNKNOWN` if that cannot be told without running something."""
+        """Return the value of an expression; `_UNKNOWN` if it cannot be found without running code."""
         if isinstance(node, ast.Name):
             if node.id in self._changing and not even_changing:
                 return _UNKNOWN
@@ -136,21 +136,21 @@ class _Names:
         return _UNKNOWN
 
     def callee(self, call: ast.Call) -> tuple[Any, Any]:
-        """What the method belongs to, and the function; a function belongs to nothing."""
+        """Return the owner of the called method, and the function. A plain function has the owner `_UNKNOWN`."""
         if isinstance(call.func, ast.Attribute):
             owner = self.value(call.func.value)
             return _attribute(owner, call.func.attr)
         return _UNKNOWN, self.value(call.func)
 
     def writes(self, node: ast.AST) -> bool:
-        """Whether the node changes something in place that it does not make."""
+        """Return whether the node changes in place an object that it does not make."""
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             return not isinstance(self.value(node.target, even_changing=True), _PLAIN)
         return isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
 
 
 def _frames(error: BaseException | None) -> list[tuple[FrameType, int] | None]:
-    """Those of the script with their lines, innermost first; None in place of a library that may call the script."""
+    """Return the script's frames with their lines, innermost first; None for a library that may call the script."""
     if error is None:
         return []
     found: list[tuple[FrameType, int] | None] = []
@@ -160,13 +160,13 @@ def _frames(error: BaseException | None) -> list[tuple[FrameType, int] | None]:
             found.append((frame, line))
         elif found and not is_between(file):
             found.append(None)
-    while found and found[-1] is None:  # a library that the script has called, and that calls nothing of it
+    while found and found[-1] is None:  # a library that the script has called, and that calls none of its code
         found.pop()
     return found[::-1]
 
 
 def _remaining(function: ast.AST, line: int) -> Iterator[ast.stmt]:
-    """The statement at the line, and what may follow it in the function."""
+    """Yield the statement at the line, and those that may follow it in the function."""
     blocks = list(blocks_to(function, line))
     if not blocks:
         return
@@ -176,7 +176,7 @@ def _remaining(function: ast.AST, line: int) -> Iterator[ast.stmt]:
         yield from block[at + 1 :]
         if isinstance(parent, ast.Try):
             if isinstance(block[at], ast.ExceptHandler):
-                yield from parent.body  # where it came to this is not known
+                yield from parent.body  # the statement that raised is not known
             yield from parent.orelse
             yield from parent.finalbody
         if isinstance(parent, LOOPS):
@@ -190,7 +190,7 @@ def _arguments(call: ast.Call) -> Iterator[ast.expr]:
 
 
 def _attribute(owner: Any, attribute: str) -> tuple[Any, Any]:
-    """What an attribute belongs to, and what it is, without running a property."""
+    """Return the owner of an attribute and its value, without running a property."""
     if owner is _UNKNOWN:
         return _UNKNOWN, _UNKNOWN
     try:
@@ -206,7 +206,7 @@ def _attribute(owner: Any, attribute: str) -> tuple[Any, Any]:
 
 def _may_do_anything(called_by: str, owner: Any, called: Any) -> bool:
     if called_by.endswith("_") and not called_by.startswith("_"):
-        return True  # in place, as torch names it
+        return True  # torch's names of methods that work in place
     if called is _UNKNOWN:
         return called_by not in _READS
     if isinstance(owner, _MOVES):
@@ -219,7 +219,7 @@ def _moves_itself_alone(owner: Any) -> bool:
 
 
 def _file_of(called: Any) -> str:
-    """Where it was written; that of its class for an instance. "<" for what is not written in Python."""
+    """Return the file that defines a function, or an instance's class; "<" if it is not written in Python."""
     if isinstance(called, FunctionType):
         return str(inspect.unwrap(called).__code__.co_filename)
     kind = called if isinstance(called, type) else type(called)

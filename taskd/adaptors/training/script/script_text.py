@@ -1,4 +1,4 @@
-"""The script's text, as far as what it does at a line, and after it, can be read there."""
+"""Reading of the script's source: the work at a line and after it, as far as the text shows it."""
 
 import ast
 import builtins
@@ -12,7 +12,7 @@ HARMLESS: Final = frozenset(dir(builtins)) - {"open", "exec", "eval", "compile",
     *("append", "update", "item", "tolist", "detach", "cpu", "mean", "time", "perf_counter", "monotonic"),
     *("step", "zero_grad", "get_rank", "get_world_size", "get_last_lr"),
 }
-"""Calls by these names print, look, count or move on what the state has as a part."""
+"""Names of calls that print, inspect or count, or that advance a part of the state."""
 LOOPS: Final = (ast.For, ast.While, ast.AsyncFor)
 FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -26,13 +26,13 @@ class ScriptLine(NamedTuple):
 
 
 def function_of(place: ScriptLine) -> ast.AST | None:
-    """The function's tree; None if there is no text, or it cannot be read."""
+    """Return the tree of a line's function; None if there is no text, or if it cannot be parsed."""
     return _functions("".join(linecache.getlines(place.file))).get(place.function)
 
 
 @lru_cache(maxsize=4)
 def _functions(text: str) -> dict[int, ast.AST]:
-    """The functions of a text by their first lines; of several on one line the outermost."""
+    """Return the functions of a text by their first lines; of several on one line the outermost."""
     found: dict[int, ast.AST] = {}
     tree = _tree(text)
     for node in () if tree is None else ast.walk(tree):
@@ -43,7 +43,7 @@ def _functions(text: str) -> dict[int, ast.AST]:
 
 
 def attribute_read_at(files: Iterable[str], name: str) -> str:
-    """`file:line` where the first of these files reads an attribute of that name; "" where none does."""
+    """Return `file:line` where the first of these files reads an attribute of that name; "" if none does."""
     for file in files:
         tree = _tree("".join(linecache.getlines(file)))
         for node in () if tree is None else ast.walk(tree):
@@ -63,9 +63,9 @@ def _tree(text: str) -> ast.AST | None:
 
 
 def blocks_to(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], int, ast.AST]]:
-    """From the innermost block that holds the line outwards: the block, where in it the line is, and whose it is.
+    """Return the blocks that hold the line, from the innermost outwards: block, index of the line in it, and owner.
 
-    Nothing follows in a block of exception handlers: another one is not run.
+    Nothing follows in a block of exception handlers: no second handler runs.
     """
     blocks: list[tuple[list[ast.stmt], int, ast.AST]] = []
     node: ast.AST | None = function
@@ -83,17 +83,17 @@ def blocks_to(function: ast.AST, line: int) -> Iterator[tuple[list[ast.stmt], in
 
 
 def works(statement: ast.stmt) -> bool:
-    """It calls something that may be missed."""
+    """Return whether a statement makes a call whose absence matters."""
     return any(name(call) not in HARMLESS for call in calls(statement))
 
 
 def name(call: ast.Call) -> str:
-    """That of what is called, without what it belongs to."""
+    """Return the name of the called function, without its owner."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def calls(node: ast.AST) -> Iterable[ast.Call]:
-    """Those that are made where the node is run: not those in functions that it defines."""
+    """Yield the calls that are made where the node runs, without those in functions that it defines."""
     if isinstance(node, (*FUNCTIONS, ast.ClassDef)):
         return
     if isinstance(node, ast.Call):

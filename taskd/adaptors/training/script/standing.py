@@ -1,10 +1,11 @@
-"""What a training process is about, beside training: evaluating, or writing a checkpoint. Both take their time.
+"""Activity of a training process beside training: evaluating, or writing a checkpoint. Both take their time.
 
 Rules:
 
-1. It is seen from outside, when somebody asks: the training itself pays nothing for it.
-2. Who is inside a function that writes or reads checkpoints is at a checkpoint, whatever else holds.
-3. Who has put all models of the training state into eval mode evaluates, while it is in the resilient function.
+1. It is derived from outside, on request: the training itself pays nothing for it.
+2. A process inside a function that writes or reads checkpoints is at a checkpoint, whatever else holds.
+3. A process that has put all models of the training state into eval mode evaluates, while it is in the resilient
+   function.
 """
 
 import re
@@ -22,7 +23,7 @@ _CHECKPOINT: Final = re.compile(
 
 
 def see_standing(stack: Sequence[str], usual: Standing, modules: Collection[nn.Module]) -> Standing:
-    """By the main thread's stack and by the models of the training state that is in use; else it is `usual`."""
+    """Return the activity by the main thread's stack and the models of the training state in use; else `usual`."""
     if any(_CHECKPOINT.search(frame) for frame in stack):
         return Standing.CHECKPOINT
     if usual is Standing.TRAINING and modules and not any(module.training for module in modules):

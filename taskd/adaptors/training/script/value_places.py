@@ -63,7 +63,7 @@ def _follow(node: ast.expr, variables: Mapping[str, ValuePlace]) -> ValuePlace:
 
 
 def _own(holder: ValuePlace) -> dict[str, Any]:
-    """The attributes of an object."""
+    """Return the attributes of an object. Raise `LookupError` if it has none."""
     try:
         found = object.__getattribute__(holder.get(), "__dict__")
     except AttributeError:

@@ -1,1 +1,1 @@
-"""States of which ranks have different parts: shards, partitions, replica sets, and wrappers in a new world."""
+"""States divided among ranks: shards, partitions, replica sets, and wrappers in a new world."""

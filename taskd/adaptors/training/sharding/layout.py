@@ -1,20 +1,20 @@
 """Point the process's DDP wrappers at the new groups, with one bucket layout on all ranks.
 
-DDP sums gradients in buckets. After the first backward pass it rebuilds them in the order in which gradients arrive, so
-a newcomer starts with other buckets than the survivors have: sizes differ, which kills gloo, or only the order, which
-changes the last bits.
+DDP sums gradients in buckets. After the first backward pass it rebuilds them in the order in which gradients arrive. So
+a newcomer starts with other buckets than the survivors have. If their sizes differ, gloo is killed. If only their order
+differs, the last bits change.
 
 Rules:
 
 1. A wrapper is *settled* on a rank once its buckets were rebuilt there. The undisturbed run has the first buckets in
-   step 1 and settled ones in every later step; a rank goes on with what that run has in the step after the target.
-2. A rank that has finished the backward pass of a counted step, but not rebuilt yet, knows the order: it rebuilds
-   alone.
-3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 wants it. Those that
-   are sent a state by a rank with this layout find it there (`LentLayouts`); else that rank broadcasts it.
-   If all ranks are new, the copies that they load have the layout.
-4. A layout is imposed through the reducer's own rebuilding, which asks rank 0 of its group for the layout. For that
-   moment the wrapper stands in a group of one whose `broadcast` answers with the wanted layout. No user code is run.
+   step 1 and settled ones in every later step. A rank continues with those that it has in the step after the target.
+2. A rank that has finished the backward pass of a counted step, but has not rebuilt yet, has the order of gradients. It
+   rebuilds alone.
+3. If ranks differ after that, all take the layout of the lowest rank whose wrapper is as rule 1 requires. A rank that
+   receives its state from a rank with this layout gets it with the state (`LentLayouts`); otherwise that rank
+   broadcasts it. If all ranks are new, the copies that they load have the layout.
+4. A layout is imposed through the reducer's own rebuilding, which gets the layout from rank 0 of its group. For that
+   moment the wrapper is in a group of one, whose `broadcast` returns the wanted layout. No user code is run.
 5. With `find_unused_parameters=True` DDP never rebuilds, and nothing has to be imposed. With `static_graph=True` a
    process's first iteration communicates otherwise than later ones, so a newcomer cannot join survivors: that is
    refused on all ranks.
@@ -63,7 +63,7 @@ _settled: "weakref.WeakSet[DistributedDataParallel]" = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class RepointReport:
-    """What `repoint` did on this rank: the wrappers it found, and how many of them took another rank's layout."""
+    """Result of `repoint` on this rank: the number of wrappers, and how many of them took another rank's layout."""
 
     wrappers: int
     adopted: int
@@ -75,7 +75,7 @@ class LayoutRow(NamedTuple):
     settled: int
     layout: int
     group: int
-    """Its name, as a number."""
+    """Name of the group, as a number."""
 
 
 _SENT_AHEAD: Final = 4
@@ -86,7 +86,7 @@ class OwnWrappers:
     """The wrappers of this rank, and `numbers` by which the other ranks compare theirs with them.
 
     Each rank has equally many numbers. Make it before the groups of `plan` are formed, and keep it until the ranks have
-    compared: it keeps the wrappers alive.
+    compared their numbers, because it keeps the wrappers alive.
     """
 
     def __init__(self, recovery: StateRecovery, plan: WorldPlan) -> None:
@@ -110,11 +110,11 @@ def repoint(
     """Point every DDP wrapper of the process at the groups that `world` has formed, and agree on the bucket layouts.
 
     Collective over the default group. Call it after `GroupWorld.rebuild` and before `restore`. `refuse` gets the reason
-    when a wrapper that cannot take part is used all the same. `table` has for each rank the numbers of its
-    `OwnWrappers`, maybe with others behind them; `rebuild` can bring them along. Without it they are gathered here.
+    if a wrapper that cannot take part is used all the same. `table` has each rank's numbers of `OwnWrappers`, possibly
+    followed by others; `rebuild` can gather them too. Without `table` they are gathered here.
 
     Raises:
-        RefusedError: the ranks have other wrappers than one another, or other groups for them.
+        RefusedError: the ranks have different wrappers, or different groups for them.
         RebuildError: a layout could not be imposed or agreed on, or a peer died.
     """
     try:
@@ -174,7 +174,7 @@ def layout_of(wrapper: DistributedDataParallel) -> Layout:
 
 
 class _WithoutMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes each zero tensor of torch's a view of one element: a bucket may be as large as the gradients."""
+    """Mode in which `zeros_like` returns a view of one element, because a bucket may be as large as the gradients."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.zeros_like.default:
@@ -244,8 +244,8 @@ def _is_settled(wrapper: DistributedDataParallel) -> bool:
 
 
 def _rebuild_alone(wrapper: DistributedDataParallel) -> bool:
-    """Let the reducer rebuild its buckets from the backward pass that it has seen, if it has seen one to its end."""
-    alone = _Dictation(None)  # a name of its own: C++ keeps the group alive, but not its Python half
+    """Let the reducer rebuild its buckets from a backward pass that has run to its end, if there was one."""
+    alone = _Dictation(None)  # held by a variable, since C++ keeps the group alive, but not its Python half
     wrapper.reducer._update_process_group(alone)
     try:
         return bool(wrapper.reducer._rebuild_buckets())
@@ -290,7 +290,7 @@ def _agree(
 
 
 def are_lent(rows: list[LayoutRow], wanted: int, plan: WorldPlan) -> bool:
-    """Whether each rank with another layout is sent a state by one that has the wanted one."""
+    """Return whether each rank with another layout receives a state from a rank with the wanted layout."""
     donors = {receiver: transfer.donor for transfer in plan.transfers for receiver in transfer.receivers}
     others = [WorldRank(rank) for rank, row in enumerate(rows) if row.layout != wanted]
     return all(rank in donors and rows[donors[rank]].layout == wanted for rank in others)
@@ -305,7 +305,7 @@ def _refuse_static_graph(wrapper: DistributedDataParallel, newcomers: list[int],
 
 
 def _send_layout(layout: Layout, source: int, wrapper: DistributedDataParallel) -> Layout:
-    """Broadcast the layout of rank `source`: the indices in order, each bucket closed by -1, filled up with -2."""
+    """Broadcast the layout of rank `source`: the indices in order, each bucket closed by -1, padded with -2."""
     room = 2 * len(parameters(wrapper))
     flat = [number for bucket in layout for number in (*bucket, -1)]
     device = torch.device(c10d._get_object_coll_device())

@@ -11,13 +11,13 @@ Layout = list[list[int]]
 
 @dataclass
 class LentLayouts:
-    """What this rank gives to those that it sends its state to, and takes from the one that sends it a state.
+    """Layouts that this rank sends with its own state, and layouts that it gets with another rank's state.
 
     Attributes:
         own: layouts of this rank's settled wrappers, for copies of its state.
         gives: layouts that some other rank needs.
-        takes: for each wrapper that needs one, what imposes it.
-        may_take: likewise in a world of new processes, which take the layouts of the copies that they load, if any.
+        takes: for each wrapper that needs a layout, the function that imposes it.
+        may_take: the same in a world of new processes, which use the layouts of the copies that they load, if any.
     """
 
     own: dict[int, Layout] = field(default_factory=dict)
@@ -26,10 +26,10 @@ class LentLayouts:
     may_take: dict[int, Callable[[Layout], None]] = field(default_factory=dict)
 
     def arrive(self, layouts: Mapping[int, Layout]) -> None:
-        """Impose what has come with a state.
+        """Impose the layouts that were received with a state.
 
         Raises:
-            RebuildError: one that is needed has not come, or was not taken.
+            RebuildError: a needed layout was not received, or DDP did not take it.
         """
         takes, self.takes = self.takes, {}
         for place, impose in takes.items():

@@ -1,11 +1,12 @@
-"""Parts whose state is told and taken otherwise than by their `state_dict`: a trainer's adapter says how.
+"""Parts whose state a trainer's adapter reads and loads, instead of their `state_dict`.
 
 Rules:
 
-1. A trainer may have objects that hold more than their `state_dict` tells, share their tensors, or must be brought back
-   from within a step. The adapter that knows them tells so of the part before the training state is made.
-2. Of a part that is *divided* each rank has what no other has. It has copies, as all such parts do.
-3. What is made of all ranks' parts together (weights that are gathered) is no part of the state: `complete` makes it.
+1. A trainer may have objects that hold more than their `state_dict` contains, share their tensors, or must be brought
+   back from within a step. The adapter that knows them registers an `OwnState` before the training state is made.
+2. If a part is *divided*, each rank holds a share that no other rank has. It is copied, as all such parts are.
+3. Values that are made of all ranks' shares together (gathered weights) are not part of the state: `complete` makes
+   them.
 """
 
 from typing import Any
@@ -15,13 +16,13 @@ import torch
 
 
 class OwnState:
-    """That of one part. What an adapter does not need stays as it is here.
+    """The state of one part, as an adapter reads and loads it. The defaults here do for most adapters.
 
     Attributes:
-        rank, of: this rank has the `rank`-th of so many parts; 0 of 1: all ranks have the same.
-        attributes: of a module and its children, which the adapter puts back itself.
-        needs_all: the job cannot go on with fewer ranks.
-        renews: what else of the trainer's is brought back with it; nobody is to refuse that.
+        rank, of: this rank has the `rank`-th of `of` shares; 0 of 1: all ranks have the same.
+        attributes: names of attributes of a module and its children that the adapter restores itself.
+        needs_all: the job cannot continue with fewer ranks.
+        renews: other objects of the trainer that are brought back with it; they must not be refused.
     """
 
     rank, of, needs_all = 0, 1, False
@@ -29,21 +30,21 @@ class OwnState:
     attributes: frozenset[str] = frozenset()
 
     def state(self) -> Any:
-        """A tree of tensors and plain values: the tensors themselves."""
+        """Return a tree of plain values and tensors: the tensors themselves, not copies."""
         raise NotImplementedError
 
     def load(self, state: Any) -> None:
-        """Take what `state` has returned on a rank that has the same part."""
+        """Load a result of `state` from a rank that has the same share."""
         raise NotImplementedError
 
     def mark(self) -> None:
-        """A step is committed, or the training function is entered."""
+        """Record the present values: a step is committed, or the training function is entered."""
 
     def drop_step(self) -> None:
-        """Let go of a step that was interrupted, unless it has been done to its end."""
+        """Drop an interrupted step, unless it has run to its end."""
 
     def complete(self) -> None:
-        """Make what all ranks' parts give together. Collective, after all ranks have theirs.
+        """Make the values that come from all ranks' shares together. Collective, after all ranks have their shares.
 
         Raises:
             RuntimeError: a peer has died.
@@ -54,17 +55,17 @@ _told: "WeakKeyDictionary[Any, ref[OwnState]]" = WeakKeyDictionary()
 
 
 def tell(part: "torch.nn.Module | torch.optim.Optimizer", own: OwnState) -> None:
-    """The state of this part is told and taken by `own` for as long as somebody, the training state, holds that."""
+    """Register `own` as the state of this part, for as long as somebody (the training state) holds `own`."""
     _told[part] = ref(own)
 
 
 def own_state(part: Any) -> OwnState | None:
-    """That of a part, if one was told of."""
+    """Return the registered `OwnState` of a part, or None."""
     told = _told.get(part) if isinstance(part, torch.nn.Module | torch.optim.Optimizer) else None
     return None if told is None else told()
 
 
 def is_divided(part: Any) -> bool:
-    """Whether each rank is told to have another part of it."""
+    """Return whether a part is registered as divided: each rank has another share of it."""
     own = own_state(part)
     return own is not None and own.of > 1

@@ -1,12 +1,12 @@
-"""Optimizers of whose state each rank has a part: torch's `ZeroRedundancyOptimizer`, and those an adapter tells of.
+"""Optimizers whose state is divided among ranks: torch's `ZeroRedundancyOptimizer`, and those of adapters.
 
 Rules:
 
-1. What a rank has is its own inner optimizer's state, and the options of the groups that the script sees. Its
-   `state_dict` is never asked: all ranks would have to meet for it.
-2. Ranks of the same number in different groups have the same part. With one group of all ranks no two have.
-3. Its step ends with broadcasts into the parameters. What is under way there is let come to its end, with an error,
-   before anything else is written to them.
+1. A rank has the state of its own inner optimizer, and the options of the groups that the script uses. Its `state_dict`
+   is never called, because all ranks would have to take part.
+2. Ranks of the same number in different groups have the same part. With one group of all ranks no two have the same.
+3. Its step ends with broadcasts into the parameters. Broadcasts under way are waited for, until they fail, before
+   anything else is written to the parameters.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,35 +23,35 @@ _LIMIT_S: Final = 5.0
 
 
 def is_partitioned(part: Any) -> bool:
-    """Whether this is one whose state can be told: not with `overlap_with_ddp`, where it has no optimizer inside."""
+    """Return whether this is a `ZeroRedundancyOptimizer` with an inner optimizer (none with `overlap_with_ddp`)."""
     return is_zero(part) and isinstance(getattr(part, "optim", None), torch.optim.Optimizer)
 
 
 def is_zero(part: Any) -> bool:
-    """Whether this is one."""
+    """Return whether this is a `ZeroRedundancyOptimizer`."""
     kind = imported("torch.distributed.optim", "ZeroRedundancyOptimizer")
     return kind is not None and isinstance(part, kind)
 
 
 def partitions(optimizers: Iterable[torch.optim.Optimizer]) -> list[Any]:
-    """Those among these of which other ranks have other parts."""
+    """Return the optimizers of which other ranks have other parts."""
     return [one for one in optimizers if is_divided(one) or (is_partitioned(one) and one.world_size > 1)]  # type: ignore[attr-defined]
 
 
 def share_of(part: Any) -> tuple[int, int]:
-    """Which part this rank has, and of how many."""
+    """Return the number of this rank's part, and the number of parts."""
     own = own_state(part)
     return (own.rank, own.of) if own is not None else (part.rank, part.world_size)
 
 
 def inner_of(part: Any) -> torch.optim.Optimizer:
-    """The optimizer whose groups have what this rank has."""
+    """Return the optimizer whose groups hold this rank's part."""
     found: torch.optim.Optimizer = part.optim if is_partitioned(part) else part
     return found
 
 
 def whole(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
-    """Each, and the one inside of it that has its state."""
+    """Yield each optimizer, and the inner one that holds its state, if there is one."""
     for optimizer in optimizers:
         yield optimizer
         if is_partitioned(optimizer):
@@ -59,9 +59,9 @@ def whole(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Any]:
 
 
 def state_of(part: Any) -> Any:
-    """The `state_dict()` of a part of the training state, without a collective.
+    """Return the `state_dict()` of a part of the training state, without a collective.
 
-    Of a partitioned optimizer it has the numbers and groups of all parameters, and the state of those of this rank.
+    For a partitioned optimizer it has the numbers and groups of all parameters, and the state of this rank's ones.
     """
     own = own_state(part)
     if own is not None:
@@ -75,7 +75,7 @@ def state_of(part: Any) -> Any:
 
 
 def load(part: Any, state: Any) -> None:
-    """Give a part what `state_of` returned on ranks that have all that this one is to have."""
+    """Load a result of `state_of` into a part. It must come from a rank that has all that this rank needs."""
     told = own_state(part)
     if told is not None:
         told.load(state)
@@ -98,10 +98,10 @@ def _numbered(zero: Any) -> Iterator[tuple[int, torch.Tensor]]:
 
 
 def drop_step(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Nothing that an interrupted step has begun is written to the parameters after this.
+    """Wait until nothing of an interrupted step can be written to the parameters any more.
 
     Raises:
-        RestoreError: something may still be.
+        RestoreError: something may still be written.
     """
     if partitions(optimizers) and not settle(_LIMIT_S):
         raise RestoreError(

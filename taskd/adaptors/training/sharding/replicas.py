@@ -1,13 +1,14 @@
-"""Which replica set a rank belongs to: by what torch says of its tensors, and proven by what these hold.
+"""The replica set of a rank: named by torch's description of its tensors, and proven by their content.
 
 Rules:
 
-1. The *name* is made of the coordinates of its sharded tensors and of its pipeline stages: "" for a plain model. A
-   script may state another; ranks that state the same have equal coordinates, or the statement is an error.
-2. Tensors that are not sharded prove nothing: they may be another stage's. So the parameters are digested, as the
-   training function is entered and at the first commit. Ranks of one name whose digests of the same moment differ are
-   no replicas of one another, whatever was stated (the manager compares).
-3. A new process has its donor's digests, since it has its state.
+1. The *name* consists of the coordinates of the rank's sharded tensors and of its pipeline stages: "" for a plain
+   model. A script may state another name. Ranks that state the same name must have equal coordinates; otherwise the
+   statement is an error.
+2. Tensors that are not sharded prove nothing, because they may belong to another stage. So the parameters are digested
+   as the training function is entered, and at the first commit. Ranks of one name whose digests of the same moment
+   differ are not replicas of one another, whatever was stated. The manager compares them.
+3. A new process has its donor's digests, since it has its donor's state.
 """
 
 import logging
@@ -32,21 +33,22 @@ _log = logging.getLogger(__name__)
 
 
 class Replicas:
-    """What one rank says of its part of the job's state.
+    """One rank's description of its part of the job's state.
 
     Args:
-        parts: of the state.
-        stated: the name of the set, if the script has said it.
-        verify_every: steps from one digest of the state to the next, to be compared; 0: none.
+        parts: parts of the state.
+        stated: name of the set, if the script states one.
+        verify_every: steps from one digest of the state to the next, which are compared; 0: no digests.
 
     Attributes:
-        name: of its set.
-        part: of what it has a part, by what torch says; "" for all of it. Only equal ones are given on.
+        name: name of its set.
+        part: name of its part of the state, from torch's description; "" for all of it. States are sent only between
+            ranks with the same part.
         weights: digests of its parameters at the beginning and at the first commit, as far as there are any.
-        rows: of the whole job; None without a mesh, or where they are not known.
+        rows: rows of the whole job; None without a mesh, or if they are not known.
         own: whether this rank's state differs from that of its replicas, as far as known.
-        statistics: this rank has BatchNorm statistics that no other rank has.
-        distrusts: the rank whose state has not arrived as it was sent, until another state has.
+        statistics: whether this rank has BatchNorm statistics that no other rank has.
+        distrusts: rank whose state has not arrived as it was sent, until another state arrives.
     """
 
     def __init__(self, parts: Parts, stated: str = "", verify_every: int = 0) -> None:
@@ -61,10 +63,10 @@ class Replicas:
         self._row: MeshRow | None = None
 
     def begin(self, *, empty: bool = False, world: str = "", slot: JobRank = NOBODY, size: int = 0) -> None:
-        """The training function is entered; `empty` by a new process, whose weights count for nothing.
+        """Determine set, part and rows as the training function is entered. `empty`: the weights count for nothing.
 
-        `world` tells the present training function of the present world from all others. `slot` is the rank in the job,
-        without which nothing is said of rows. The job has `size` ranks; 0: as many as have begun.
+        `world` distinguishes the present training function in the present world from all others. `slot` is the rank in
+        the job; without it no row is reported. The job has `size` ranks; 0: as many as have started.
 
         Raises:
             StatementError: another rank has stated the same replica set, and has another part.
@@ -81,19 +83,19 @@ class Replicas:
             self._digest()
 
     def said(self) -> StateHeld:
-        """For a report."""
+        """Return the description, for a report."""
         said = StateHeld(
             replicas=self.name, weights=self.weights, distrusts=self.distrusts, row=self._row, own=self.own
         )
         return said if self.verifier is None else replace(said, digests=self.verifier.digests)
 
     def committed(self) -> None:
-        """A step is committed."""
+        """Digest the parameters at the first commit."""
         if len(self.weights) == 1:
             self._digest()
 
     def take(self, weights: tuple[str, ...]) -> None:
-        """The state is a donor's now."""
+        """Take over the digests of a donor, whose state this rank has now."""
         self.weights, self.distrusts = weights, NOBODY
 
     def keep_own(self, copying: Copying | None) -> bool:
@@ -105,16 +107,16 @@ class Replicas:
 
     @property
     def due_at(self) -> int:
-        """The step whose commit the verifier waits for."""
+        """The step whose commit must call `due`."""
         return NEVER if self.verifier is None else self.verifier.next
 
     def due(self, step: int) -> None:
-        """That step is committed."""
+        """Let the verifier digest the state of `step`, which is committed."""
         if self.verifier is not None:
             self.verifier.due(step)
 
     def verifying(self, step: int, tell: Callable[[], None]) -> AbstractContextManager[None]:
-        """While the training function runs, from `step` on, the state is digested, if the script wants it."""
+        """Return a context for the training function, in which the state is digested from `step` on, if requested."""
         return nullcontext() if self.verifier is None else self.verifier.running(step, tell)
 
     def _digest(self) -> None:
@@ -125,14 +127,14 @@ class Replicas:
 
 
 def _expect_same(stated: str, found: str, world: str) -> None:
-    """Compare with what the first rank has that stated this set: by the store, in which nobody waits for another."""
+    """Compare this rank's part with that of the first rank that stated this set, by the store, without a wait."""
     if not dist.is_initialized():
         return
     store = default_store()
     said = found or "all of the state"
     try:
         first = store.compare_set(f"taskd-replica-sets/{world}/{stated}", "", said).decode()
-    except (RuntimeError, NotImplementedError) as error:  # a store that cannot
+    except (RuntimeError, NotImplementedError) as error:  # the store does not support it
         _log.debug("the statement of a replica set is not compared: %s", error)
         return
     if first != said:

@@ -1,17 +1,18 @@
-"""Which DDP wrappers of this process take part in a new world, and whether all ranks have the same.
+"""The DDP wrappers of this process that take part in a new world, and the proof that all ranks have the same.
 
 Rules:
 
-1. All living wrappers take part, whether or not the training state holds them: a state may be given the bare model.
-2. Where a newcomer comes in, those that were made inside the resilient function do not: it has none yet. A script that
-   makes them anew whenever the function is entered drops them; one that goes on with them is refused at their first
-   collective, and all processes start anew.
-3. Number, order, parameters and groups are compared over the default group: ranks that would meet in different groups
-   wait for one another without end. Then one collective over each other group of a wrapper proves what was compared.
-4. What differs is of the script, and differs in every new world: it is refused, and all processes start anew.
-5. A wrapper that the script has dropped may live on in a cycle of references, here and not there. Nothing is collected
-   to find that out, which would take as long as the heap is large. All ranks have made the same wrappers outside: one
-   that some rank has no more is used by none, and takes no part. If it is used all the same, it is refused (rule 2).
+1. All living wrappers take part, even if the training state does not hold them: a state may be given the bare model.
+2. If a newcomer joins, wrappers made inside the resilient function do not take part, since the newcomer has none yet. A
+   script that makes them anew whenever the function is entered drops them. A script that continues to use them is
+   refused at their first collective, and all processes start anew.
+3. Number, order, parameters and groups are compared over the default group, because ranks in different groups would
+   wait for one another without end. Then one collective over each other group of a wrapper proves the comparison.
+4. Differences come from the script and recur in every new world. They are refused, and all processes start anew.
+5. A wrapper that the script has dropped may live on in a cycle of references, on some ranks only. Garbage is not
+   collected to find that out, since that takes the longer, the larger the heap is. All ranks have made the same
+   wrappers outside. If some rank has lost one of them, no rank uses it, and it takes no part. If it is used all the
+   same, it is refused (rule 2).
 """
 
 from collections.abc import Callable, Sequence
@@ -37,14 +38,14 @@ class WrapperRow(NamedTuple):
     made: int
     """Wrappers made outside of the resilient function, living or not."""
     living: int
-    """Which of those live, as a number."""
+    """The living wrappers among these, as a number."""
     outside: int
     inside: int
-    """How many live that were made outside, and inside."""
+    """Counts of living wrappers that were made outside, and inside."""
     empty: int
-    """Whether it is a newcomer."""
+    """1 for a newcomer, else 0."""
     models: int
-    """Those of the wrappers made outside, as a number."""
+    """Models of the wrappers made outside, as a number."""
     all_models: int
 
 
@@ -54,7 +55,7 @@ def taking_part(recovery: StateRecovery, refuse: Refuse, table: Sequence[Wrapper
     Collective over the default group if some rank has dropped a wrapper.
 
     Raises:
-        RefusedError: the ranks have other wrappers than one another.
+        RefusedError: the ranks have different wrappers.
     """
     if len({row.living for row in table}) > 1 and len({row.made for row in table}) == 1:
         _leave_out_dropped(table[0].made, refuse)
@@ -81,12 +82,12 @@ def taking_part(recovery: StateRecovery, refuse: Refuse, table: Sequence[Wrapper
 
 
 def prove(wrappers: Sequence[DistributedDataParallel], names: Sequence[Sequence[int]]) -> None:
-    """Have all holders of each wrapper meet in its own group, before a step relies on that.
+    """Prove by a collective that all holders of each wrapper are in its group, before a step relies on that.
 
-    `names`: of each rank and wrapper, the number of its group's name. The default group has been met in already.
+    `names`: for each rank and wrapper, the number of its group's name. The default group is proven already.
 
     Raises:
-        RefusedError: they do not.
+        RefusedError: they are not.
     """
     own = names[dist.get_rank()]
     for index, wrapper in enumerate(wrappers):
@@ -119,7 +120,7 @@ class OutdatedGroup(dist.ProcessGroup):
         self._refuse = refuse
 
     def fail(self, *_: Any, **__: Any) -> Any:
-        """Every collective of it. The agent is told first: so no further attempt is made."""
+        """Fail every collective. The agent is informed first, so no further attempt is made."""
         self._refuse(self._reason)
         raise RuntimeError(f"{self._reason}: {self._remedy}")
 
@@ -179,7 +180,7 @@ def _living_outside() -> tuple[int, dict[int, DistributedDataParallel]]:
 
 
 def _leave_out_dropped(made: int, refuse: Refuse) -> None:
-    """Have the wrappers take no part that were made outside and that some rank has no more. Collective."""
+    """Exclude wrappers that were made outside and that some rank no longer has. Collective."""
     _, living = _living_outside()
     everywhere = [all(there) for there in zip(*gather([place in living for place in range(made)]), strict=True)]
     for place, wrapper in living.items():

@@ -1,12 +1,12 @@
-"""Which of its tensors a rank has a part of only, and how such a part is named, sent and put together again.
+"""Tensors of which a rank has only a part: how such parts are named, sent and put together again.
 
 Rules:
 
 1. A part is a `DTensor`: FSDP2, HSDP, tensor parallel, or the script's own. Its *spec* (mesh, placements, shape) is
-   never sent: ranks that run the same script have the same sharded tensors in the same order, and a tensor on its way
-   names the one whose spec it has. So a parameter's, its optimizer's states are put together with the receiver's mesh.
-2. The name of what a rank holds has its coordinates in the mesh dimensions along which something is sharded, and no
-   others: ranks with the same name differ in replicated dimensions alone.
+   never sent. Ranks that run the same script have the same sharded tensors in the same order. So a tensor in transit
+   names the one whose spec it has. A parameter and its optimizer states are put together with the receiver's mesh.
+2. The name of a rank's part has its coordinates in the mesh dimensions along which something is sharded, and no others.
+   So ranks with the same name differ only in replicated dimensions.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from taskd.adaptors.training.sharding.partitions import inner_of, partitions, sh
 
 
 def is_part(tensor: Any) -> bool:
-    """Whether this rank has a part of the tensor only."""
+    """Return whether this rank has only a part of the tensor."""
     return hasattr(tensor, "_local_tensor")
 
 
 def local(tensor: Any) -> torch.Tensor:
-    """This rank's part of a tensor: its own memory."""
+    """Return this rank's part of a tensor. It shares the tensor's memory."""
     found: torch.Tensor = tensor._local_tensor if is_part(tensor) else tensor
     return found.detach()
 
@@ -56,7 +56,7 @@ class Specs:
         return iter(self._known)
 
     def index(self, tensor: Any) -> int:
-        """The place of one that has the same spec. Raises `TypeError` if there is none."""
+        """Return the place of a tensor with the same spec. Raises `TypeError` if there is none."""
         place = self._places.get(tensor._spec)
         if place is not None:
             return place
@@ -66,7 +66,7 @@ class Specs:
         )
 
     def make(self, index: int, part: torch.Tensor) -> torch.Tensor:
-        """Put a tensor together that has the spec of the one at `index`. Raises `ValueError` if it cannot have."""
+        """Put a tensor together from `part` and the spec of the one at `index`. Raises `ValueError` if they misfit."""
         if not 0 <= index < len(self._known):
             raise ValueError(
                 f"the peer's tensor is sharded as its number {index}, and this rank has {len(self._known)}"
@@ -83,9 +83,9 @@ class Specs:
 
 
 def name_of(parts: Parts) -> str:
-    """Name what a rank has of the job's state by what torch says of it: "" where nothing says that it is a part.
+    """Return the name of a rank's part of the job's state, from torch's description; "" for all of the state.
 
-    Ranks with the same name have the same part, if torch says all: see `Replicas` for the proof.
+    Ranks with the same name have the same part, if that description is complete: see `Replicas` for the proof.
     """
     coordinates: dict[str, set[int]] = {}
     details: list[object] = []
@@ -114,14 +114,14 @@ def name_of(parts: Parts) -> str:
 
 
 def library_parts(parts: Parts) -> list[LibraryPart]:
-    """What adapters of libraries have given to the state."""
+    """Return the parts that adapters of libraries have given to the state."""
     return [part for part in parts.replicated.values() if isinstance(part, LibraryPart)]
 
 
 def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
-    """Which ranks have one whole replica together, as a mesh tells; or why that is not known; None without a mesh.
+    """Return the sets of ranks that hold one whole replica together, from the mesh; None without a mesh.
 
-    `size`: ranks of the whole job; 0: as many as have begun.
+    Return the reason if they are not known. `size`: ranks of the whole job; 0: as many as have started.
     """
     if not (dist.is_available() and dist.is_initialized()):
         return None
@@ -152,14 +152,14 @@ def rows_of(parts: Parts, size: int) -> MeshRows | str | None:
 
 
 def digest_of(parts: Parts) -> str:
-    """A digest of every parameter that an optimizer trains, of this rank's part of it where it is sharded.
+    """Return a digest of every parameter that an optimizer trains; of sharded ones, of this rank's part.
 
-    What is not trained may differ between ranks as the script likes.
+    Parameters that are not trained may differ between ranks.
     """
     return digest(trained(parts), size_bytes=4)
 
 
 def trained(parts: Parts) -> list[torch.Tensor]:
-    """Every parameter that an optimizer trains, once: this rank's part of it where it is sharded."""
+    """Return every parameter that an optimizer trains, once; of sharded ones, this rank's part."""
     known = {id(p): p for optimizer in parts.optimizers for group in optimizer.param_groups for p in group["params"]}
     return list(map(local, known.values()))

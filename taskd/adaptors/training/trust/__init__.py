@@ -1,1 +1,1 @@
-"""Whether a state can be trusted: replicas compared, the first step after a restore, losses that are not finite."""
+"""Trust in a state: replicas compared, the first step after a restore checked, losses that are not finite detected."""

@@ -1,11 +1,11 @@
-"""Sees a loss that is NaN or infinite, without a step ever waiting for the device.
+"""Detection of a loss that is NaN or infinite, without any step waiting for the device.
 
 Rules:
 
-1. A number, or a tensor in the host's memory, is looked at at once. Of one on an accelerator a copy is set off behind
-   the work that computes it, and looked at in a later commit, when the device has come so far.
-2. Of a streak the first is told. One that is finite again ends the streak.
-3. A device that falls behind by more than `MOST_UNDER_WAY` commits has some of them left out, not the job slowed.
+1. A number, or a tensor in the host's memory, is checked at once. A tensor on an accelerator is copied behind the work
+   that computes it. A later commit checks the copy, once it has arrived.
+2. The first loss of a streak is reported. A finite loss ends the streak.
+3. If a device falls behind by more than `MOST_UNDER_WAY` commits, some losses are left out. The job is not slowed.
 """
 
 import math
@@ -25,16 +25,16 @@ class Copy(Protocol):
     """A loss on its way to the host."""
 
     def arrived(self) -> bool:
-        """Whether `value` waits for nothing."""
+        """Return whether `value` can be read without waiting."""
         ...
 
     def value(self) -> float:
-        """The loss."""
+        """Return the loss."""
         ...
 
 
 class DeviceCopy:
-    """A copy that the device makes when it has computed the loss."""
+    """Copy that the device makes once it has computed the loss."""
 
     def __init__(self, loss: torch.Tensor) -> None:
         self._copy = loss.detach().to("cpu", non_blocking=True)
@@ -44,16 +44,16 @@ class DeviceCopy:
             self._done.record(device.current_stream(loss.device))
 
     def arrived(self) -> bool:
-        """Without events on such a device nobody knows, and it is taken to be there one commit later."""
+        """Return whether the copy is there. On a device without events it counts as there one commit later."""
         return self._done is None or bool(self._done.query())
 
     def value(self) -> float:
-        """The loss."""
+        """Return the loss."""
         return float(self._copy)
 
 
 class Losses:
-    """The losses of one rank. `tell`, if there is one, hears step and value of the first that is not finite."""
+    """Losses of one rank. `tell`, if there is one, gets step and value of the first that is not finite."""
 
     def __init__(self, tell: Tell | None = None, copy: Callable[[torch.Tensor], Copy] = DeviceCopy) -> None:
         self.tell = tell
@@ -64,14 +64,14 @@ class Losses:
 
     @property
     def known_finite(self) -> bool:
-        """The newest loss that was seen is finite."""
+        """True if the newest checked loss is finite."""
         return self._seen and self._finite
 
     def look(self, loss: float | torch.Tensor, step: int) -> None:
-        """Step `step` had this loss, one number.
+        """Check the loss of step `step`, one number.
 
         Raises:
-            ConfigError: it is no number, or a tensor of more than one.
+            ConfigError: the loss is no number, or a tensor of more than one.
         """
         while self._under_way and self._under_way[0][1].arrived():
             then, copy = self._under_way.popleft()
@@ -93,12 +93,12 @@ class Losses:
             self._under_way.append((step, self._copy(loss)))
 
     def forget(self) -> None:
-        """The state goes back to an earlier step: what is on its way counts for nothing, a new streak may begin."""
+        """Forget losses on their way: the state goes back to an earlier step, and a new streak may begin."""
         self._under_way.clear()
         self._finite, self._seen = True, False
 
     def take(self, *, finite: bool) -> None:
-        """The state is a donor's now, whose newest loss was finite, or may not have been."""
+        """Adopt a donor's state: `finite` is whether its newest loss is known to be finite."""
         self._seen = finite
 
     def _judge(self, value: float, step: int) -> None:

@@ -1,13 +1,14 @@
-"""The first step after a restore must be finite: whether the state that has come can be trusted.
+"""Check that the first step after a restore is finite: else the restored state cannot be trusted.
 
 Rules:
 
-1. It is looked at only if the state came from a replica or a copy, and if the losses that the script gives to `commit`
-   were finite before the fault: of a new process, those of its donor.
-2. A gradient that is NaN or infinite is in the gradients of all replicas as the optimizers step, and after that in all
-   their weights. So gradients are looked at before the first optimizer steps, and the loss before its commit counts.
-3. What is not finite is no step: this rank gives nothing away of what it was given, and its source is distrusted.
-4. Both wait for the device, once for each restore. No other step does.
+1. The step is checked only if the state came from a replica or a copy, and if the losses that the script gives to
+   `commit` were finite before the fault. For a new process the losses of its donor count.
+2. A gradient that is NaN or infinite is in the gradients of all replicas as the optimizers step, and in all their
+   weights after that. So gradients are checked before the first optimizer steps, and the loss before its commit counts.
+3. A step that is not finite is no step: this rank passes on nothing of the state that it was given, and its source is
+   distrusted.
+4. Both checks wait for the device, once for each restore. No other step does.
 """
 
 import math
@@ -22,7 +23,7 @@ from taskd.errors import DistrustError
 
 
 class FirstStep:
-    """Of one rank; `watch` sets it to work until the next commit.
+    """First-step check of one rank; `watch` arms it until the next commit.
 
     `withdraw` is called if an optimizer that has begun its step is kept from changing anything.
     """
@@ -36,32 +37,32 @@ class FirstStep:
 
     @property
     def watched(self) -> bool:
-        """Whether the next step is the first after a restore."""
+        """True if the next step is the first after a restore."""
         return bool(self._hooks)
 
     def watch(self, source: str, distrust: Callable[[], None]) -> None:
-        """A state came from `source`; `distrust` is called if the first step with it is not finite.
+        """Arm the check after a restore. `distrust` is called if the first step is not finite.
 
-        Of a rank that has kept its own while others were given theirs, `source` is "".
+        `source`: where this rank's state came from; "" if it kept its own while others were given theirs.
         """
         self.forget()
         self._source, self._distrust = source, distrust
         self._hooks = [optimizer.register_step_pre_hook(self._before_step()) for optimizer in self._optimizers]
 
     def forget(self) -> None:
-        """The step is committed, or another state comes."""
+        """Disarm the check: the step is committed, or another state comes."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def judge(self, loss: float | torch.Tensor) -> None:
-        """The step has this loss, and is not committed yet. A rank that has kept its own state blames nobody for it.
+        """Check the loss of a step that is not committed yet. A rank that has kept its own state blames no source.
 
         Raises:
-            DistrustError: it is not finite.
+            DistrustError: the loss is not finite.
         """
         if not self._source or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
-            return  # `commit` says what is wrong with one that is no number
+            return  # `commit` reports a loss that is no number
         try:
             value = float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         except (TypeError, ValueError):
@@ -70,10 +71,10 @@ class FirstStep:
             self._refuse(f"loss is {value!r}")
 
     def _before_step(self) -> Callable[..., None]:
-        """A function, so that an optimizer that has it can still be copied."""
+        """Return the hook as a plain function: an optimizer that has it can still be copied."""
 
         def look(optimizer: Any, *_: object) -> None:
-            scaled = getattr(optimizer, "found_inf", None) is not None  # a GradScaler sees to it within a fused step
+            scaled = getattr(optimizer, "found_inf", None) is not None  # a GradScaler checks them within a fused step
             if self.watched and not scaled and not _finite(optimizer):
                 self._withdraw()
                 self._refuse("gradients are not finite")
@@ -90,7 +91,7 @@ class FirstStep:
 
 
 def _finite(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all gradients are; of one device at a time, so that each is waited for once."""
+    """Return whether all gradients are finite; one device at a time, so that each is waited for once."""
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""What a script says of its replicas in `TrainState`, checked."""
+"""Checks of a script's statements on its replicas in `TrainState`."""
 
 from typing import Final
 
@@ -7,14 +7,14 @@ from taskd.errors import ConfigError
 REPLICAS: Final = "replicas"
 USUAL_STEPS: Final = 100
 LONGEST: Final = 200
-"""Characters of a name: digests are added to it."""
+"""Most characters of a name: digests are added to it."""
 
 
 def verify_every(verify: object, every: object) -> int:
-    """Steps from one digest of the state to the next; 0 for none.
+    """Return the number of steps from one digest of the state to the next; 0 for none.
 
     Raises:
-        ConfigError: `verify` is neither None nor "replicas", or `every` no number of steps, or given without `verify`.
+        ConfigError: `verify` is neither None nor "replicas"; `every` is no number of steps, or given without `verify`.
     """
     if verify is None:
         if every is not None:
@@ -32,10 +32,10 @@ def verify_every(verify: object, every: object) -> int:
 
 
 def stated_set(name: object) -> str:
-    """The name of a replica set; "" for none.
+    """Return the name of a replica set; "" for none.
 
     Raises:
-        ConfigError: it is no text, empty, too long, or has characters that no log can show.
+        ConfigError: the name is no text, is empty or too long, or has characters that no log can show.
     """
     if name is None:
         return ""

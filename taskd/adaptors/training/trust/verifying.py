@@ -1,14 +1,15 @@
-"""`verify="replicas"`: every so many steps a rank digests what it holds of the state, for the manager to compare.
+"""`verify="replicas"`: digests of a rank's state every so many steps, for the manager to compare.
 
 Rules:
 
-1. What is digested: the parameters that optimizers train and the optimizers' own state, of sharded ones this rank's
-   part. Not buffers: they may differ between replicas (the mean of a BatchNorm), and so may what is not trained.
-2. No collective and none of training's groups: the digests go with this rank's reports to its agent.
-3. A small state in the host's memory is read in the commit; else a thread reads it while the next forward and backward
+1. A digest covers the parameters that optimizers train and the optimizers' own state; of sharded ones this rank's part.
+   It leaves out buffers, which may differ between replicas (the mean of a BatchNorm), and parameters that are not
+   trained, which may differ too.
+2. It needs no collective and none of training's groups: the digests go with this rank's reports to its agent.
+3. A small state in the host's memory is read in the commit. Else a thread reads it while the next forward and backward
    pass run, and the optimizers wait for it before they change anything.
-4. A tensor that was written to meanwhile after all (its version tells) leaves that step out, and is told once.
-5. At a fault nobody waits for it.
+4. If a tensor was written to meanwhile after all (its version shows that), the step is left out. This is logged once.
+5. At a fault no code waits for a digest.
 """
 
 import logging
@@ -31,27 +32,27 @@ from taskd.wire.state import StateDigest
 
 _log = logging.getLogger(__name__)
 AT_ONCE_BYTES: Final = 1 << 24
-"""A state in the host's memory that is smaller is worth no thread."""
+"""Size of a state in the host's memory from which on a thread reads it."""
 _KEPT: Final = 4
-"""The newest digests are reported again and again: of a report that is lost the next has them too."""
+"""Number of newest digests in each report: if a report is lost, the next one has them too."""
 
 
 class StateVerifier:
-    """The digests of one rank's state.
+    """Digests of one rank's state.
 
     Args:
-        parts: of the state.
+        parts: parts of the state.
         every: steps from one digest to the next.
     """
 
     def __init__(self, parts: Parts, every: int) -> None:
         self._parts, self._every = parts, every
         self.next = NEVER
-        """The step whose commit is to be told of."""
+        """Step whose commit must be reported by a call of `due`."""
         self.digests: tuple[StateDigest, ...] = ()
-        """The newest of the present world."""
+        """Newest digests of the present world."""
         self.stall_s = 0.0
-        """In which the main thread worked or waited, since the world was formed."""
+        """Seconds that the main thread worked or waited since the world was formed."""
         self._reading: StateReading | None = None
         self._tell: Callable[[], None] = lambda: None
         self._told = False
@@ -61,13 +62,13 @@ class StateVerifier:
 
     @contextmanager
     def running(self, step: int, tell: Callable[[], None]) -> Iterator[None]:
-        """While the training function runs, from `step` on; `tell` is called for each digest, on either thread."""
+        """Digest the state while the body runs, from `step` on. `tell` is called for each digest, on either thread."""
         self.digests, self.stall_s, self._tell = (), 0.0, tell
         self.next = self._after(step)
         try:
             yield
             if self._reading is not None:
-                self._reading.wait()  # what it has found is reported with the end
+                self._reading.wait()  # its digest is reported with the end
         except BaseException:
             self.digests = ()
             raise
@@ -75,7 +76,7 @@ class StateVerifier:
             self.next, self._reading = NEVER, None
 
     def due(self, step: int) -> None:
-        """A step from `next` on is committed."""
+        """Digest the state at the commit of step `next`. A later step only sets the next one."""
         begun_s = time.monotonic()
         on_time = step == self.next
         self.next = self._after(step)
@@ -109,7 +110,7 @@ class StateVerifier:
         self._tell()
 
     def _settler(self) -> Callable[..., None]:
-        """A function, so that an optimizer that has it can still be copied."""
+        """Return the hook as a plain function: an optimizer that has it can still be copied."""
 
         def settle(*_: object) -> None:
             reading = self._reading
@@ -122,7 +123,7 @@ class StateVerifier:
 
 
 class StateReading:
-    """One digest of a state on its way."""
+    """One digest of a state that is being read."""
 
     def __init__(self, step: int, weights: list[torch.Tensor], optimizer: list[torch.Tensor]) -> None:
         self.step = step
@@ -134,16 +135,16 @@ class StateReading:
 
     @property
     def busy(self) -> bool:
-        """Whether not all is read."""
+        """True until all is read."""
         return not self._done.is_set()
 
     def wait(self) -> None:
-        """Until all is read."""
+        """Wait until all is read."""
         self._done.wait()
 
     @contextmanager
     def reading(self) -> Iterator[StateDigest]:
-        """Read it, and have the digest put down. Nobody waits any more afterwards, whatever has happened."""
+        """Read the state and yield its digest. Release all waiting threads at the end, whatever has happened."""
         weights, optimizer = self._weights, self._optimizer
         self._weights, self._optimizer = [], []
         try:
@@ -156,9 +157,9 @@ class StateReading:
 
 
 def held_by(parts: Parts) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What optimizers train, and what they keep of it, of this rank's parts: in an order that all replicas have.
+    """Return the trained parameters and the optimizers' state of this rank's parts, in an order that all replicas have.
 
-    Numbers that an optimizer keeps stand in a tensor of their own.
+    Numbers in the optimizers' state stand in a tensor of their own.
     """
     kept: list[torch.Tensor] = []
     numbers: list[float] = []
@@ -170,7 +171,7 @@ def held_by(parts: Parts) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def _collect(value: Any, tensors: list[torch.Tensor], numbers: list[float]) -> None:
-    """The tensors and numbers in a tree; a dict's in the order of its keys, which a restored one has in another."""
+    """Collect the tensors and numbers in a tree; a dict's by sorted keys, since a restored dict has another order."""
     if isinstance(value, torch.Tensor):
         tensors.append(local(value))
     elif isinstance(value, dict):

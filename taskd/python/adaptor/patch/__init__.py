@@ -1,8 +1,8 @@
-"""Importing this puts taskd into torchrun. It is what the sed line and torch's plugin group import.
+"""Import hook that puts taskd into torchrun: the sed line and torch's plugin group import this module.
 
 Rules:
 
-1. Inert unless TASKD_PROCESS_ENABLE is `on`, and it never raises: see `taskd.adaptors.torchrun.install`.
+1. It is inert unless TASKD_PROCESS_ENABLE is `on`, and it never raises: see `taskd.adaptors.torchrun.install`.
 """
 
 from taskd.adaptors.torchrun.install import install

@@ -1,4 +1,4 @@
-"""What a script sees of the stack below it, of its own source, and of processes that are spawned from it."""
+"""A script's view of the stack below it, of its own source, and of processes that are spawned from it."""
 
 import cProfile
 import inspect

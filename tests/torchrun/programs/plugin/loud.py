@@ -1,4 +1,4 @@
-"""Another package that says where the logs go."""
+"""Another package that names the place of the logs."""
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 

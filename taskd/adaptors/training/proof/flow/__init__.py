@@ -1,1 +1,1 @@
-"""What flows from step to step through the script's own names, by definition and use."""
+"""Flow of values from step to step through the script's own names, by definition and use."""

@@ -1,10 +1,10 @@
-"""Calls of the script: what comes of each, and whether it moves the training.
+"""Calls of the script: the result of each, and whether it moves the training.
 
 Rules:
 
-1. A call of the state or of what iterates is known, one of the script's functions is read, and one of a library is
-   judged by its name and by what it is given (`meanings`).
-2. What is made of the state's step by reckoning follows from it. What else is made of it is no number that comes again.
+1. Calls of the state, and calls that make iterators, are known. A function of the script is read. A call of a library
+   is judged by its name and its arguments (`meanings`).
+2. A number that is computed from the state's step is a function of it. No other result made from the step comes again.
 """
 
 import ast
@@ -29,18 +29,18 @@ from taskd.adaptors.training.proof.flow.values import (
 )
 
 _EMPTY_FAILS: Final = frozenset({"max", "min", "mean", "fmean", "median", "stack", "cat", "concat", "vstack", "hstack"})
-"""Functions that raise an error for an empty list. numpy's `mean` does not, and is told apart by its module."""
+"""Functions that raise an error for an empty list. numpy's `mean` does not, and is recognized by its module."""
 _SHOWING: Final = frozenset({"tqdm", "track"})
-"""Functions that show how far a loop has come, and give what they go over."""
+"""Functions that show the progress of a loop, and give the items that they iterate over."""
 _COPYING: Final = frozenset({"deepcopy", "copy"})
-"""Functions that give another one of what they are given."""
+"""Functions that return a copy of their argument."""
 _RECKONING: Final = frozenset(
     {
         *("int", "float", "bool", "min", "max", "divmod", "abs", "round", "pow", "len"),
         *("floor", "ceil", "cos", "sin", "sqrt", "exp", "log"),
     }
 )
-"""Functions that make of the state's step another number that is a function of it."""
+"""Functions that compute from the state's step another number that is a function of it."""
 _MAKING: Final = frozenset(
     {
         *("default_rng", "RandomState", "Random", "SeedSequence", "PCG64", "manual_seed"),
@@ -48,14 +48,14 @@ _MAKING: Final = frozenset(
         *("to", "long", "float", "view", "reshape", "flatten", "unsqueeze", "squeeze", "clone", "contiguous"),
     }
 )
-"""Generators with a seed, and what makes tensors of numbers: made of the state's step, they are a function of it."""
+"""Generators with a seed, and functions that make tensors of numbers: made of the step, they are a function of it."""
 
 
 class Calls(Iterating):
-    """Reads calls."""
+    """Reader of calls."""
 
     def call(self, node: ast.Call) -> Value:
-        """A call."""
+        """Return the value of a call."""
         func = node.func
         if isinstance(func, ast.Attribute):
             owner, name = self.read(func.value), func.attr
@@ -145,7 +145,7 @@ class Calls(Iterating):
         return Value(whole.taints, whole.pending, Root.VARIES)
 
     def _sets_epoch(self, node: ast.Call, name: str) -> None:
-        """A sampler's epoch that is counted where it is set begins anew in a new process, and goes on in others."""
+        """Find a sampler's epoch that is counted where it is set: a new process begins the count anew, others go on."""
         if name != "set_epoch" or not node.args or not isinstance(node.args[0], ast.Attribute | ast.Name):
             return
         epoch = node.args[0]

@@ -1,7 +1,7 @@
-"""Counts of which only the rest by some number is used, where each commit comes at the same rest.
+"""Counts of which only the remainder by some number is used, where each commit comes at the same remainder.
 
 With `if (i + 1) % 4 == 0: optimizer.step(); state.commit()` a recovery goes on behind a multiple of four batches. `i`
-begins at 0 again, and its rest by four is the one that it would have had.
+begins at 0 again, and its remainder by four is the one that it would have had.
 """
 
 import ast
@@ -24,14 +24,14 @@ class Remainder(NamedTuple):
 
 
 class AlignedCounts:
-    """Which counts are. `sites` are the calls that commit, by the loop that they are in."""
+    """Search for such counts. `sites` are the calls that commit, by the id of the loop that they are in."""
 
     def __init__(self) -> None:
         self.sites: dict[int, set[int]] = {}
         self._known: dict[tuple[int, str], str] = {}
 
     def misaligned(self, node: ast.BinOp, taints: Taints, loops: list[Loop]) -> Taints:
-        """Those of the taints of what is divided that its rest has too."""
+        """Return the taints of the dividend that its remainder has too."""
         found = _count(node.left)
         if found is None:
             return taints
@@ -47,7 +47,7 @@ class AlignedCounts:
         return self._known[key]
 
     def _of_loop(self, loop: Loop, name: str) -> str:
-        """By which number the rest of this name is the same at each commit of the loop; "" for none."""
+        """Return the number by which this name has the same remainder at each commit of the loop; "" for none."""
         step = _steps(loop, name)
         sites = self.sites.get(id(loop.node), set())
         if step is None or not sites:
@@ -62,12 +62,15 @@ class AlignedCounts:
 
 
 def _comes_round(rest: Remainder, first: int, *, counted: bool) -> bool:
-    """Whether the next turn of the loop begins with the rest that the first one began with."""
+    """Return whether the next turn of the loop begins with the remainder that the first one began with."""
     return rest.rest - rest.offset + (not counted) - first == 0
 
 
 def _steps(loop: Loop, name: str) -> tuple[int, int | None] | None:
-    """What a count begins with, and which statement of the loop's body adds 1 to it: None if enumerate does."""
+    """Return a count's first value, and the number of the statement that adds 1 to it: None if enumerate does.
+
+    Return None if the name is no such count.
+    """
     node = loop.node
     target = getattr(node, "target", None)
     if isinstance(target, ast.Tuple) and isinstance(target.elts[0], ast.Name) and target.elts[0].id == name:
@@ -81,7 +84,7 @@ def _steps(loop: Loop, name: str) -> tuple[int, int | None] | None:
 
 
 def _start_of(call: ast.AST) -> int:
-    """The number that enumerate begins with."""
+    """Return the number that enumerate begins with."""
     for one in ast.walk(call):
         if isinstance(one, ast.Call) and getattr(one.func, "id", "") == "enumerate":
             given = [word.value for word in one.keywords if word.arg == "start"] + one.args[1:2]
@@ -105,7 +108,7 @@ Held = list[tuple[ast.expr, bool]]
 
 
 def _conditions(block: list[Any], sites: set[int], held: Held | None = None) -> Iterator[tuple[Held, int]]:
-    """The conditions that hold where each of these calls is made, and the number of the outermost statement there."""
+    """Yield the conditions that hold where each of these calls is made, and the number of the outermost statement."""
     holds = list(held or [])
     for number, one in enumerate(block):
         if isinstance(one, ast.If):
@@ -121,7 +124,7 @@ def _conditions(block: list[Any], sites: set[int], held: Held | None = None) -> 
 
 
 def _rests(test: ast.expr, truth: bool) -> Iterator[Remainder]:
-    """What such a condition says of counts."""
+    """Yield the remainders of counts that hold if a condition has this truth."""
     match test:
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             yield from _rests(inner, not truth)
@@ -155,7 +158,7 @@ def _rest(mod: ast.BinOp, of: ast.expr) -> Iterator[Remainder]:
 
 
 def _count(node: ast.expr) -> tuple[str, int] | None:
-    """A name, and the number that is added to it."""
+    """Return a name, and the number that is added to it; None for any other expression."""
     match node:
         case ast.Name(id=name):
             return name, 0

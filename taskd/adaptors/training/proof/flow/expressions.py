@@ -1,10 +1,10 @@
-"""Expressions of the script: what is known of their values.
+"""Expressions of the script: facts about their values.
 
 Rules:
 
-1. Nothing of the script is evaluated. What a name stands for is looked up; calls are read where they are the script's.
-2. Where a value that a recovery changes comes to something that moves the training, that is an effect.
-3. A value that nothing is known of is taken for one that a recovery leaves as it was: what is not seen is not told.
+1. Nothing of the script is evaluated. A name's object is looked up, and calls of the script's functions are read.
+2. If a value that a recovery changes reaches code that moves the training, that is an effect.
+3. An unknown value counts as one that a recovery leaves as it was: it is not reported.
 """
 
 import ast
@@ -40,29 +40,29 @@ from taskd.adaptors.training.proof.flow.values import (
 from taskd.adaptors.training.script.script_text import FUNCTIONS
 
 _MOST_NODES: Final = 25_000
-"""Expressions and statements that are read, each time that they are: some 50 ms."""
+"""Most expressions and statements that are read, counted each time that they are: some 50 ms."""
 
 
-class TooMuch(Exception):  # noqa: N818 - no error of anybody's
-    """The script is longer than the time that its reading may take."""
+class TooMuch(Exception):  # noqa: N818 - a limit, and no error
+    """Raised if the script is too long to be read in the time allowed."""
 
 
 class Expressions:
-    """Reads expressions. `findings` are the sources that reach the training: each with where, and what it is there.
+    """Reader of expressions. `findings`: sources that reach the training, each with the place and the text there.
 
     Args:
         state: the `TrainState`.
         parts: its parts by name.
-        loaders: names of the loaders of the state, by the ids of what a script may have them as.
+        loaders: names of the state's loaders, by the ids of the objects that a script may have for them.
         counting: names of the loaders whose batches a call can go on counting after a recovery.
-        keeping: names of the loaders of which names can be kept that a loop leaves behind.
+        keeping: names of the loaders whose loops can have names kept that they leave behind.
         counted: calls that go on counting.
         kept: names that are kept.
 
     Attributes:
-        countable: calls that could go on counting, by the place of what they count, and the loader.
-        texts: the text of each function with such a call.
-        keepable: names that could be kept, by the sources that they would be unbound by.
+        countable: calls that could go on counting, by the place of the object that they count, and the loader.
+        texts: text of each function with such a call.
+        keepable: names that could be kept, by the sources that would leave them unbound.
         complete: whether all was read.
     """
 
@@ -96,33 +96,33 @@ class Expressions:
 
     @property
     def frame(self) -> Scope:
-        """The function that is being read."""
+        """Function that is being read."""
         return self.frames[-1]
 
     def in_epochs(self) -> bool:
-        """Whether a loop over `state.epochs()` is being read."""
+        """Return whether a loop over `state.epochs()` is being read."""
         return any(loop.epochs for frame in self.frames for loop in frame.loops)
 
     def count_node(self) -> None:
-        """One more has been read."""
+        """Count one more expression or statement. Raise `TooMuch` at the limit."""
         self._nodes += 1
         if self._nodes > _MOST_NODES:
             raise TooMuch
 
     def effect(self, node: Any, sources: Taints = NONE) -> None:
-        """The training is moved here, by values that these sources have changed or under such a condition."""
+        """Record that the training is moved here, by values that these sources have changed, or under a condition."""
         for source in sources | self.control:
             self.find(source, node)
 
     def find(self, source: Taint, node: Any) -> None:
-        """The source matters, at this node first."""
+        """Record that a source matters, with the first node where it does."""
         if source not in self.findings:
             text = "" if isinstance(node, (*FUNCTIONS, ast.For, ast.While)) else ast.unparse(node)
             self.findings[source] = self.frame.place(node), text.partition("\n")[0][:60]
 
     @contextmanager
     def under(self, test: Value, names: frozenset[str] = frozenset()) -> Iterator[None]:
-        """What is read meanwhile is done under this condition."""
+        """Hold a condition under which the code is run that is read in the body."""
         control, anchored, timed = self.control, self.anchored, self.timed
         self.control = control | test.taints
         self.anchored = anchored or test.root >= Root.EPOCH
@@ -135,7 +135,7 @@ class Expressions:
             self._guards.pop()
 
     def read(self, node: ast.AST | None) -> Value:
-        """What is known of an expression's value."""
+        """Return the facts about an expression's value."""
         if node is None:
             return PLAIN
         self.count_node()
@@ -146,7 +146,7 @@ class Expressions:
         return combine([self.read(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)])
 
     def of_object(self, obj: Any) -> Value:
-        """What is known of an object that was there before."""
+        """Return the facts about an object that was there before."""
         if obj is MISSING:
             return PLAIN
         loader = self.loaders.get(id(obj), "")
@@ -187,7 +187,7 @@ class Expressions:
         return known._replace(obj=value.obj, part=owner.part or value.part, shape=value.shape)
 
     def of_state(self, name: str) -> Value:
-        """An attribute of the state."""
+        """Return the value of an attribute of the state."""
         if name in ("step", "epoch"):
             return AT_STEP if name == "step" else AT_EPOCH
         if name == "commit":
@@ -221,12 +221,12 @@ class Expressions:
         return combine((left, right))
 
     def divide(self, divisor: ast.AST, node: Any, value: Value) -> None:
-        """By this is divided, or it must not be empty."""
+        """Find a value that an empty pass makes zero or empty, where it must not be so and no condition guards it."""
         if value.zero is not None and not any(names_in(divisor) & guarded for guarded in self._guards):
             self.find(value.zero, node)
 
     def _is_guarded(self) -> bool:
-        """Whether this is done only if a name of an empty pass has a value."""
+        """Return whether this is done only if a name of an empty pass has a value."""
         env = self.frame.env
         names = [name for guarded in self._guards for name in guarded]
         values = [env.names[name] for name in names if env is not None and name in env.names]
@@ -236,7 +236,7 @@ class Expressions:
         values = [self.read(node.left), *map(self.read, node.comparators)]
         if any(value.root is Root.STEP for value in values):
             begins = {one for value in values for one in value.taints if one.kind is TaintKind.BEGINS}
-            if begins:  # what was done is left out by the script
+            if begins:  # the script skips finished work itself
                 self.right |= begins
                 values = [value._replace(taints=value.taints - begins) for value in values]
         return combine(values)
@@ -263,7 +263,7 @@ class Expressions:
         return self.closure(node)
 
     def closure(self, node: Any) -> Value:
-        """A function that is defined here: it has whatever the names have that it reads."""
+        """Return the value of a function that is defined here: it has the taints of the names that it reads."""
         env = self.frame.env
         own = assigned(node) if not isinstance(node, ast.Lambda) else {}
         read = [env.names[name] for name in names_in(node) if env is not None and name in env.names and name not in own]
@@ -308,7 +308,7 @@ class Expressions:
         return VARYING
 
     def element(self, value: Value) -> Value:
-        """What a turn over this value gives."""
+        """Return the value that a turn over this value gives."""
         shape = value.shape
         if shape is not None and shape.element is not None:
             return shape.element
@@ -325,22 +325,22 @@ class Expressions:
         return Value(whole.taints, whole.pending, Root.VARIES, part=whole.part)
 
     def goes_over(self, value: Value) -> None:
-        """A loader of the state may be gone over here."""
+        """Record that the function may iterate here over a loader of the state."""
         if value.shape is not None and value.shape.loader and not self.frame.passes:
             self.frame.passes = value.shape.loader
 
-    # What statements and calls know.
+    # Implemented by the readers of statements and calls.
 
     def call(self, node: ast.Call) -> Value:
-        """A call."""
+        """Return the value of a call."""
         raise NotImplementedError
 
     def bind(self, target: ast.AST, value: Value) -> None:
-        """Give a value to a name, or to whatever stands there."""
+        """Give a value to a name, or to any other target."""
         raise NotImplementedError
 
     def cross(self, frame: Scope) -> None:
-        """A step is committed while this function is at this place."""
+        """Mark the values of this function's names: a step is committed while the function is at this place."""
         raise NotImplementedError
 
 

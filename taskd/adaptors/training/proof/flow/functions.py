@@ -1,11 +1,11 @@
-"""Functions of the script, read where they are called; and where steps are committed.
+"""Reading of the script's functions where they are called, and search for calls that commit steps.
 
 Rules:
 
-1. A function of the script is read with the arguments that it is called with. None is read within itself. What came of
-   one in which nothing is committed and which is given nothing that a recovery changes is not read twice.
-2. A generator that goes over a loader of the state waits at its yields while steps are committed: what its names carry
-   over them is lost as the training function's own is.
+1. A function of the script is read with the arguments of its call. None is read within itself. If it commits nothing
+   and is given nothing that a recovery changes, its result is reused.
+2. A generator that iterates over a loader of the state waits at its yields while steps are committed. Values that its
+   names carry over a yield are lost, as the training function's own are.
 """
 
 import ast
@@ -20,11 +20,11 @@ from taskd.adaptors.training.proof.flow.scope import Closure, Code, Scope, code_
 from taskd.adaptors.training.proof.flow.values import MISSING, PLAIN, VARYING, Elements, Root, Value, combine, merge
 
 _DEEPEST: Final = 8
-"""Functions within functions that are read."""
+"""Most functions within functions that are read."""
 
 
 class Functions(Expressions):
-    """Reads functions of the script."""
+    """Reader of the script's functions."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -46,7 +46,7 @@ class Functions(Expressions):
             self.read_function(frame)
 
     def code_of(self, called: Any) -> Code | None:
-        """The text of a function of the script; a model's own are not read."""
+        """Return the text of a function of the script. Functions of a model are not read."""
         if not isinstance(called, FunctionType | MethodType | Closure):
             return None
         own = called.__self__ if isinstance(called, MethodType) else MISSING
@@ -58,7 +58,7 @@ class Functions(Expressions):
         return self._codes[key]
 
     def is_commit(self, owner: Value, name: str, called: Any, said: str) -> bool:
-        """Whether that is the state's commit; `said` is what its owner is called in the script."""
+        """Return whether a call is the state's commit. `said`: the name of its owner in the script."""
         if owner.obj is self.state:
             return name == "commit"
         if isinstance(called, MethodType):
@@ -66,10 +66,10 @@ class Functions(Expressions):
         return name == "commit" and owner.obj is MISSING and "state" in said
 
     def commits(self, node: Any, frame: Scope | None = None) -> bool:
-        """Whether steps are committed in a loop or a function, or in what it calls; the calls that do are noted."""
+        """Return whether steps are committed in a loop or a function, or in its calls. Record the calls that do so."""
         key = id(node)
         if key not in self._commits:
-            self._commits[key] = False  # of one that calls itself
+            self._commits[key] = False  # the answer to a function that calls itself
             self._commits[key] = self._looks_for_commits(node, frame or self.frame)
         return self._commits[key]
 
@@ -86,7 +86,7 @@ class Functions(Expressions):
         return bool(sites)
 
     def called_quietly(self, func: ast.expr, frame: Scope) -> tuple[Any, bool]:
-        """What is called, and whether that commits, as far as that can be told before it is come to."""
+        """Return the called object, and whether the call commits, as far as known before the call is read."""
         if isinstance(func, ast.Attribute):
             owner, _ = self.called_quietly(func.value, frame)
             said = func.value.attr if isinstance(func.value, ast.Attribute) else getattr(func.value, "id", "")
@@ -107,7 +107,7 @@ class Functions(Expressions):
         return found_obj, self.is_commit(PLAIN, "", found_obj, "")
 
     def _quiet_frame(self, code: Code, call: ast.Call, frame: Scope) -> Scope:
-        """One whose parameters are bound to the objects that they are given, as far as those are known."""
+        """Return a frame whose parameters are bound to the objects that they are given, as far as known."""
         inner = self.frame_of(code)
         named = ast.Name, ast.Attribute
         given = [self.called_quietly(one, frame)[0] if isinstance(one, named) else MISSING for one in call.args]
@@ -118,14 +118,14 @@ class Functions(Expressions):
         return inner
 
     def frame_of(self, code: Code) -> Scope:
-        """A function that is about to be read."""
+        """Return the frame of a function that is about to be read."""
         file = self.frame.file if code.function is None else code.function.__code__.co_filename
         marks = getattr(code.node, "decorator_list", [])
         ungraded = any("no_grad" in ast.dump(one) or "inference_mode" in ast.dump(one) for one in marks)
         return Scope(code, file, graded=self.frame.graded and not ungraded)
 
     def own_call(self, code: Code, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """A call of a function of the script."""
+        """Return the value of a call of a function of the script."""
         frame = self.frame_of(code)
         given = combine([*arguments, *words.values()])
         if len(self.frames) > _DEEPEST or any(one.node is code.node for one in self.frames):
@@ -162,7 +162,7 @@ class Functions(Expressions):
             env.names[name] = PLAIN
 
     def read_function(self, frame: Scope) -> Value:
-        """Read a function whose parameters are bound; what it returns, or goes over."""
+        """Read a function whose parameters are bound. Return the value that it returns, or that it iterates over."""
         first = frame.env
         assert first is not None
         generates = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in inside(frame.node))

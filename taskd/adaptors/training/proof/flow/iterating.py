@@ -1,11 +1,11 @@
-"""What the script goes over: loaders of the state, and what is made around them.
+"""Iterators of the script: loaders of the state, and the objects that are made around them.
 
 Rules:
 
-1. The state's loader goes on where it stood. What counts beside it, or cuts it, begins anew: a source of its own.
-2. What begins at the state's step does not.
-3. Nor does a call that counts on (`data/counts.py`). Which could is known when the function has been read; if one of
-   them matters, the function is read again.
+1. The state's loader goes on where it stood. A count beside it, or a cut of it, begins anew: it is a source of its own.
+2. A count that begins at the state's step does not begin anew.
+3. Neither does a call that goes on counting (`data/counts.py`). Candidates are known once the function has been read.
+   If one of them matters, the function is read again.
 """
 
 import ast
@@ -31,10 +31,10 @@ from taskd.adaptors.training.proof.flow.values import (
 
 
 class Iterating(Functions):
-    """Reads calls that make something to go over."""
+    """Reader of calls that make something to iterate over."""
 
     def enumerated(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """`enumerate(loader)`: its number begins anew, unless it starts at the state's step."""
+        """Return the value of `enumerate(loader)`. Its number begins anew, unless it starts at the state's step."""
         over = arguments[0] if arguments else PLAIN
         start = words.get("start", arguments[1] if len(arguments) > 1 else PLAIN)
         shape = over.shape
@@ -51,7 +51,7 @@ class Iterating(Functions):
         return Value(shape=shape._replace(element=Value(shape=Elements(items=(number, self.element(over))))))
 
     def zipped(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """`zip(range(n), loader)` and the like: what beside a loader begins anew."""
+        """Return the value of `zip(range(n), loader)` and the like. Items beside a loader begin anew."""
         shapes = [one.shape or Elements() for one in arguments]
         loader = next((one.loader for one in shapes if one.loader), "")
         if not loader:
@@ -73,7 +73,7 @@ class Iterating(Functions):
         return Value(shape=Elements(loader, Value(shape=Elements(items=items)), cut=cut))
 
     def ranged(self, node: ast.Call, arguments: list[Value], _: dict[str, Value]) -> Value:
-        """`range` and `count`: they begin anew unless the state's step is in them."""
+        """Return the value of `range` or `count`, which begins anew unless the state's step or epoch is in it."""
         whole = combine(arguments)
         if whole.root in (Root.STEP, Root.EPOCH):
             return whole._replace(shape=Elements(element=whole))
@@ -83,7 +83,10 @@ class Iterating(Functions):
         return whole._replace(shape=Elements(element=element, cut=None if name == "count" else source))
 
     def sliced(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """`islice(loader, n)`: it counts anew; `islice(loader, done, None)`: what is done is left out twice."""
+        """Return the value of `islice`.
+
+        `islice(loader, n)` counts anew. `islice(loader, done, None)` leaves out finished batches twice.
+        """
         over, *bounds = arguments or [PLAIN]
         if over.shape is None or not over.shape.loader or not bounds:
             return self._whole(node, arguments, words)
@@ -96,14 +99,14 @@ class Iterating(Functions):
         return over._replace(shape=over.shape._replace(cut=cut, each=False))
 
     def iterator(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """`iter(loader)`, and what else goes over the same: it may stand in the midst of a pass."""
+        """Return the value of `iter(loader)` and of similar calls: it may stand in the midst of a pass."""
         if len(arguments) != 1:
             return self._whole(node, arguments, words)
         shape = arguments[0].shape
         return arguments[0] if shape is None else arguments[0]._replace(obj=MISSING, shape=shape._replace(each=False))
 
     def next_of(self, node: ast.Call, arguments: list[Value], words: dict[str, Value]) -> Value:
-        """The next batch, if it is one."""
+        """Return the next batch, if the iterator gives batches."""
         over = arguments[0] if arguments else PLAIN
         if over.shape is None or not (over.shape.loader or over.shape.element):
             return combine([VARYING, *arguments])
@@ -116,11 +119,11 @@ class Iterating(Functions):
         return self.element(over)
 
     def _is_itself(self, over: Value) -> bool:
-        """Whether that is a loader, and nothing around one."""
+        """Return whether a value is a loader itself, and nothing around one."""
         return id(over.obj) in self.loaders
 
     def _counts_on(self, node: ast.Call, over: Value, *parts: ast.AST) -> bool:
-        """Whether this call goes on counting; noted, by its place and those of `parts`, if it could."""
+        """Return whether this call goes on counting. If it could, record it by its place and those of `parts`."""
         place, name, shape = self.frame.place(node), getattr(node.func, "id", ""), over.shape
         outer = _outermost(self.frame)
         function: Any = outer.function
@@ -138,20 +141,20 @@ class Iterating(Functions):
         return combine([*arguments, *words.values()])
 
     def iterating(self, called: Any) -> Callable[..., Value] | None:
-        """What reads a call of that; None if it makes nothing to go over."""
+        """Return the reader of a call of this object; None if it makes nothing to iterate over."""
         hashable = isinstance(called, type) or type(called) is type(len)
         return _KNOWN.get(called) if hashable else None
 
 
 def _outermost(frame: Scope) -> Scope:
-    """The outermost function around this one."""
+    """Return the outermost function around this one."""
     while frame.function is None and frame.outer is not None:
         frame = frame.outer
     return frame
 
 
 def can_go_on(call: CountedCall, text: ast.AST) -> bool:
-    """Whether a call can go on counting. `text` is that of its function, which must use the name for calls alone."""
+    """Return whether a call can go on counting. `text`: tree of its function, where the name may only be called."""
     function: Any = call.function
     return can_count_on(function, call.name) and _is_only_called(call.name, text)
 
@@ -163,7 +166,7 @@ def _is_only_called(name: str, function: ast.AST) -> bool:
 
 
 def _is_range(shape: Elements) -> bool:
-    """Whether it is a `range` that begins anew."""
+    """Return whether it is a `range` that begins anew."""
     return shape.cut is not None and shape.cut.kind is TaintKind.BEGINS and not shape.loader
 
 

@@ -1,13 +1,13 @@
-"""Loops of the script: how values go around them, and over a commit.
+"""Loops of the script: how values pass from turn to turn, and over a commit.
 
 Rules:
 
-1. A loop is read until the values at its head stay, at most three times.
+1. A loop is read until the values at its head no longer change, at most three times.
 2. At a commit each name that the loop sets is *pending*, unless it comes again (`comes_again`): a function that is
-   entered anew there has what the name began with. As the loop's turn ends, what is pending is changed.
+   entered anew there has the first value of the name. At the end of the loop's turn, a pending value counts as changed.
 3. Behind a loop over a loader, in an epoch of `state.epochs()`, names that the loop alone sets may be unbound: a
    recovery at the epoch's end goes on with an empty pass. Such names can be kept (`data/loop_names.py`), if no line
-   behind the commit sets them, and the loop ends with its loader.
+   behind the commit sets them and the loop ends with its loader.
 """
 
 import ast
@@ -40,10 +40,10 @@ UNNAMED: Final = ("enumerate", "range", "count")
 
 
 class Loops(Calls):
-    """Reads loops."""
+    """Reader of loops."""
 
     def for_loop(self, node: Any) -> None:
-        """A `for`."""
+        """Read a `for` loop."""
         over = self._iterated(self.read(node.iter))
         self.goes_over(over)
         loop = self._loop(node)
@@ -67,7 +67,7 @@ class Loops(Calls):
             self.find(shape.cut, node.iter if shape.loader else node)
 
     def while_loop(self, node: ast.While) -> None:
-        """A `while`."""
+        """Read a `while` loop."""
         loop = self._loop(node)
         tests: list[Value] = []
 
@@ -81,7 +81,7 @@ class Loops(Calls):
         self._go_round(node, loop, begin, endless=endless)
 
     def _asks(self, by_step: bool) -> None:
-        """Here the script decides whether to go on. A recovery comes by, unless a step was committed in this turn."""
+        """Record whether the step decides here to go on, before a commit of this turn: a recovery passes here."""
         env = self.frame.env
         self.asks_first = self.asks_first or (by_step and env is not None and not env.committed)
 
@@ -96,7 +96,7 @@ class Loops(Calls):
         return Loop(node, commits=commits, nested=nested, inner=inner, first=first)
 
     def _calls_loops(self, node: Any) -> bool:
-        """Whether a function that is called in it has a loop in which steps are committed."""
+        """Return whether a function that is called in it has a loop in which steps are committed."""
         for one in inside(node):
             if isinstance(one, ast.Call):
                 code = self.code_of(self.called_quietly(one.func, self.frame)[0])
@@ -107,7 +107,7 @@ class Loops(Calls):
         return False
 
     def _iterated(self, over: Value) -> Value:
-        """What a loop goes over, where that is an object of the script's: what its `__iter__` gives."""
+        """Return the value that a loop iterates over; for an object of the script the value of its `__iter__`."""
         kind = type(over.obj)
         found = kind.__dict__.get("__iter__")
         if over.shape is not None or not isinstance(found, FunctionType) or not is_users(found.__code__.co_filename):
@@ -160,7 +160,7 @@ class Loops(Calls):
         return env
 
     def cross(self, frame: Scope) -> None:
-        """A step is committed while this function is at this place."""
+        """Mark the values of this function's names: a step is committed while the function is at this place."""
         env = frame.env
         if env is None:
             return
@@ -186,7 +186,7 @@ class Loops(Calls):
         env.committed, env.late = 2, frozenset()
 
     def _turned(self, loop: Loop, env: Env | None) -> None:
-        """The loop's turn is over: what was pending is changed, and what was set since the commit is carried on."""
+        """End the loop's turn: pending values are changed now, and values set since the commit are carried on."""
         if env is None:
             return
         for name, value in env.names.items():
@@ -205,7 +205,7 @@ class Loops(Calls):
                 env.names[name] = value._replace(taints=value.taints | {source})
 
     def _behind(self, loop: Loop, first: Env, passes: str) -> None:
-        """Behind a loop, its names are what they are in other places; of an empty pass they may be nothing."""
+        """Release the loop's names from its head, and find those that an empty pass may leave unset or zero."""
         env = self.frame.env
         if env is None:
             return
@@ -234,7 +234,7 @@ class Loops(Calls):
             self._note_keepable(loop, passes, unbound)
 
     def _note_keepable(self, loop: Loop, passes: str, unbound: dict[str, Taint]) -> None:
-        """Names could be kept if their loop ends with its loader, and commits in a frame that is on the stack then."""
+        """Record names that can be kept: their loop ends with its loader, and commits in a frame on the stack."""
         frame = self.frame
         sites = self.aligned.sites.get(id(loop.node), set())
         commits = tuple(_lines(one) for one in inside(loop.node) if id(one) in sites)
@@ -248,13 +248,13 @@ class Loops(Calls):
         }
 
     def _kept_names(self, loop: Loop, passes: str) -> set[str]:
-        """The names that this loop leaves behind after a pass over nothing, too."""
+        """Return the names that this loop leaves behind even after an empty pass."""
         here = passes, self.frame.file, loop.node.lineno
         return {name for one in self.kept if (one.loader, one.file, one.first) == here for name in one.names}
 
 
 def _read_beside(loop: Loop, function: ast.AST) -> set[str]:
-    """The names that a function reads outside of a loop's own lines."""
+    """Return the names that a function reads outside of a loop's own lines."""
     first, last = _lines(loop.node)
     names = (one for one in inside(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load))
     return {one.id for one in names if not first <= one.lineno <= last}
@@ -269,7 +269,7 @@ def _kept(root: Root) -> Root:
 
 
 def _of_one_step(element: Value) -> Value:
-    """What a loop gives that begins and ends within one step, or one pass: it is redone with that."""
+    """Return the element of a loop within one step or pass, without sources of its count: it is redone as a whole."""
     items = None if element.shape is None else element.shape.items
     if items is not None and element.shape is not None:
         element = element._replace(shape=element.shape._replace(items=tuple(map(_of_one_step, items))))
@@ -285,7 +285,7 @@ def _all_of(envs: list[Env]) -> Env | None:
 
 
 def _grows(head: Env, back: Env, live: frozenset[str]) -> bool:
-    """Whether another turn may be read otherwise."""
+    """Return whether another turn may be read differently."""
     for name in live & back.names.keys():
         value, known = back.names[name], head.names.get(name)
         if known is None or value is known:

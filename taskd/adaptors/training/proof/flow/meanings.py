@@ -1,10 +1,10 @@
-"""What a call is for the training: whether it moves something of it, or is a clock, a random number, or output.
+"""Meaning of a call for the training: whether it moves a part of it, or is a clock, a random number, or output.
 
 Rules:
 
-1. What moves the training is a list: backward passes, optimizers, schedulers, averages, the model's forward pass where
-   gradients are computed, seeds, the sampler's epoch. All else is output, and no finding.
-2. An object is told by its type. One that is not known is told by its name, and only if it leaves no doubt.
+1. Calls that move the training are listed: backward passes, optimizers, schedulers, averages, the model's forward pass
+   where gradients are computed, seeds, the sampler's epoch. All other calls are output, and no finding.
+2. An object is recognized by its type. An unknown one is recognized by its name, and only if that leaves no doubt.
 """
 
 import re
@@ -27,7 +27,7 @@ _OF_SCALER: Final = frozenset({"step", "update", "scale", "unscale_", "load_stat
 _OF_MODULE: Final = frozenset({"forward", "load_state_dict", "apply", "zero_grad", "register_comm_hook"})
 _OF_OTHERS: Final = re.compile(r"^(step|update|add|load|set|reset|push|append|swap|copy|apply|restore|decay)", re.ASCII)
 _WITH_PARTS: Final = re.compile(r"clip|update|optim|adjust|set_lr|ema|average|all_reduce|broadcast|reset", re.ASCII)
-"""Functions of libraries that move a part that they are given."""
+"""Names of functions of libraries that move a part that they are given."""
 _OUTPUT: Final = re.compile(r"log|print|save|write|dump|plot|eval|valid|display|summar|report|histogram", re.ASCII)
 _NAMED: Final = re.compile(r"opt|sched|scaler|ema", re.ASCII)
 _CLOCKS: Final = frozenset(
@@ -43,22 +43,22 @@ _SCALARS: Final = (int, float, str, bool, types.NoneType)
 
 
 def is_part(obj: Any) -> bool:
-    """Whether an object is a part of a training by its type."""
+    """Return whether an object is a part of a training by its type."""
     return isinstance(obj, _PARTS)
 
 
 def is_plain(obj: Any) -> bool:
-    """Whether it can be compared as a constant."""
+    """Return whether an object can be compared as a constant."""
     return type(obj) in _SCALARS
 
 
 def has_parameters(obj: Any) -> bool:
-    """Whether it is a model, and no loss function."""
+    """Return whether an object is a model, and no loss function."""
     return isinstance(obj, torch.nn.Module) and next(obj.parameters(), None) is not None
 
 
 def method_moves(name: str, owner: Value, said: str, parts: frozenset[int]) -> bool:
-    """Whether a method of that name moves the training; `said` is what its owner is called in the script."""
+    """Return whether a method of that name moves the training. `said`: the name of its owner in the script."""
     obj = owner.obj
     if name in _ALWAYS:
         return True
@@ -78,7 +78,7 @@ def method_moves(name: str, owner: Value, said: str, parts: frozenset[int]) -> b
 
 
 def function_moves(name: str, called: Any, arguments: list[Value]) -> bool:
-    """Whether a function of a library moves a part that it is given, or seeds random numbers."""
+    """Return whether a function of a library moves a part that it is given, or seeds random numbers."""
     if name in _SEEDING:
         return True
     if isinstance(called, type) or not any(one.part for one in arguments) or _OUTPUT.search(name.lower()):
@@ -87,10 +87,10 @@ def function_moves(name: str, called: Any, arguments: list[Value]) -> bool:
 
 
 def is_clock(name: str) -> bool:
-    """Whether a call by that name tells the time."""
+    """Return whether a call by that name returns the time."""
     return name in _CLOCKS
 
 
 def draws(name: str) -> bool:
-    """Whether a call by that name gives another value each time."""
+    """Return whether a call by that name gives another value each time."""
     return bool(_DRAWS.match(name))

@@ -1,9 +1,9 @@
-"""The functions and loops that are being read, and what names stand for in them.
+"""Functions and loops that are being read, and the values of names in them.
 
 Rules:
 
-1. Objects of the script are looked at through their `__dict__` alone: no property and no function of theirs is called.
-2. A function is the script's if its file is; what a library does is known by its name alone.
+1. Objects of the script are read through their `__dict__` alone: no property and no function of theirs is called.
+2. A function is the script's if its file is. The effect of a library's function is known by its name alone.
 """
 
 import ast
@@ -28,14 +28,14 @@ MUTATING: Final = frozenset(
 
 
 class Closure(NamedTuple):
-    """A function that is defined inside of one that is read."""
+    """Function that is defined inside of one that is read."""
 
     node: ast.AST
     frame: "Scope"
 
 
 class Code(NamedTuple):
-    """A function of the script whose text was found. `own` is what its first parameter is bound to."""
+    """Function of the script whose text was found. `own`: the object that its first parameter is bound to."""
 
     node: ast.AST
     function: FunctionType | None
@@ -44,17 +44,17 @@ class Code(NamedTuple):
 
 
 class Loop:
-    """A loop that is being read.
+    """Loop that is being read.
 
     Attributes:
         commits: whether steps are committed in it.
-        inner: the loops within in which they are.
-        nested: whether there is one, here or in a function that is called.
-        assigned: the names that it sets, with the line of the last place.
-        first: the values of names as it was come to.
+        inner: inner loops in which they are committed.
+        nested: whether there is such an inner loop, here or in a function that is called.
+        assigned: names that it sets, with the line of the last place.
+        first: values of names before the loop.
         bounded: whether the state's own step ends it.
-        epochs: whether it goes over `state.epochs()`.
-        late: the names that it sets behind a commit, or perhaps behind one.
+        epochs: whether it iterates over `state.epochs()`.
+        late: names that it sets behind a commit, or perhaps behind one.
         ends: whether it ends as its loader does.
     """
 
@@ -69,7 +69,7 @@ class Loop:
         self.continues: list[Env] = []
 
     def carried(self) -> dict[str, int]:
-        """The names of a nested loop that it sets itself, last: those that the inner one sets are seen to there."""
+        """Return the names that a nested loop sets last itself, with their lines. Its inner loop sets the others."""
         last = max((one.end_lineno for one in self.inner), default=0)
         inner = {name for one in self.inner for name in assigned(one)}
         own = assigned(self.node, self.inner)
@@ -77,18 +77,18 @@ class Loop:
 
 
 class Scope:
-    """A function that is being read.
+    """Function that is being read.
 
     Attributes:
-        env: its names now; None where it comes to no end.
+        env: present values of its names; None where its path has ended.
         outer: the function that it is defined in, if that is being read.
-        own: what its first parameter is bound to.
-        functions: those that are defined in it.
+        own: the object that its first parameter is bound to.
+        functions: functions that are defined in it.
         graded: whether gradients are computed in it.
         yields: whether the step is committed while it waits at a yield.
-        returned: what it returns.
-        given: what it yields.
-        passes: the loader that it goes over, if it is a generator.
+        returned: values that it returns.
+        given: values that it yields.
+        passes: loader that it iterates over, if it is a generator.
     """
 
     def __init__(self, code: Code, file: str, *, graded: bool) -> None:
@@ -107,11 +107,11 @@ class Scope:
         self.around = _declared(self.node, ast.Nonlocal)
 
     def place(self, node: Any) -> str:
-        """`file:line` of a node."""
+        """Return `file:line` of a node."""
         return f"{self.file}:{node.lineno}"
 
     def known(self, name: str) -> Any:
-        """What a name that is not set here stands for; MISSING if that is not known."""
+        """Return the object that a name stands for which is not set here; MISSING if it is not known."""
         frame: Scope = self
         while frame.function is None and frame.outer is not None:
             frame = frame.outer
@@ -122,13 +122,13 @@ class Scope:
         if name in names and function.__closure__ is not None:
             try:
                 return function.__closure__[names.index(name)].cell_contents
-            except ValueError:  # it has none yet
+            except ValueError:  # the cell is still empty
                 return MISSING
         return function.__globals__.get(name, vars(builtins).get(name, MISSING))
 
 
 def plain_function(function: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """A function without what is wrapped around it: itself, what it is bound to, and the arguments of partials."""
+    """Return a function without its wrappers: itself, the object that it is bound to, and the arguments of partials."""
     given: tuple[Any, ...] = ()
     while isinstance(function, functools.partial):
         given, function = (*function.args, *given), function.func
@@ -138,7 +138,7 @@ def plain_function(function: Any) -> tuple[Any, Any, tuple[Any, ...]]:
 
 
 def code_of(called: Any) -> Code | None:
-    """The text of a function of the script; None if it is no such function, or has no text."""
+    """Return the text of a function of the script; None if it is no such function, or has no text."""
     if isinstance(called, Closure):
         return Code(called.node, None, called.frame)
     function, own, given = plain_function(called)
@@ -149,12 +149,12 @@ def code_of(called: Any) -> Code | None:
 
 
 def _is_of(node: ast.AST, function: FunctionType) -> bool:
-    """The file may have been written anew since it was imported."""
+    """Return whether the text is that of the function: its file may have been rewritten since it was imported."""
     return getattr(node, "name", "<lambda>") == function.__code__.co_name
 
 
 def member(obj: Any, name: str) -> Any:
-    """An attribute of an object, looked up without calling anything of it; MISSING if it is not found so."""
+    """Return an attribute of an object, found without calling any of its code; MISSING if it is not found so."""
     if obj is MISSING or isinstance(obj, Closure):
         return MISSING
     try:
@@ -189,7 +189,7 @@ def _bound(found: Any, obj: Any) -> Any:
 
 @functools.cache
 def assigned(node: ast.AST, without: tuple[ast.AST, ...] = ()) -> dict[str, int]:
-    """The names that are set or changed in a loop or a function, with the line of the last place."""
+    """Return the names that are set or changed in a loop or a function, with the line of the last place."""
     found: dict[str, int] = {}
     for one in inside(node, without):
         kind = type(one)
@@ -201,7 +201,7 @@ def assigned(node: ast.AST, without: tuple[ast.AST, ...] = ()) -> dict[str, int]
 
 
 def _set_by(node: Any) -> str:
-    """The name that is set, or whose content is changed, at this node; "" for none."""
+    """Return the name that is set, or whose content is changed, at this node; "" for none."""
     match node:
         case ast.Name(id=name):
             return "" if isinstance(node.ctx, ast.Load) else name
@@ -215,13 +215,13 @@ def _set_by(node: Any) -> str:
 
 
 def live_at_head(loop: Any) -> frozenset[str]:
-    """The names that a turn of a loop may read before it sets them: their values go around it."""
+    """Return the names that a turn of a loop may read before it sets them: their values come from the turn before."""
     tests = names_in(loop.test) if isinstance(loop, ast.While) else frozenset()
     return tests | _live(loop.body, _targets(loop))
 
 
 def _live(block: list[Any], before: frozenset[str]) -> frozenset[str]:
-    """The names that a block may read before it sets them; `before` are set already."""
+    """Return the names that a block may read before it sets them; `before` are set already."""
     live: frozenset[str] = frozenset()
     for one in block:
         blocks = [body for field in ("body", "orelse", "finalbody") if (body := getattr(one, field, None))]
@@ -251,14 +251,14 @@ def _read_by(statement: Any) -> frozenset[str]:
 
 
 def _targets(node: Any) -> frozenset[str]:
-    """The names that a statement surely sets, before its body if it has one."""
+    """Return the names that a statement surely sets, before its body if it has one."""
     found = [*getattr(node, "targets", [])] if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
     names = [one for target in found if target is not None for one in inside(target) if isinstance(one, ast.Name)]
     return frozenset(one.id for one in names if isinstance(one.ctx, ast.Store))
 
 
 def changes_itself(method: str) -> bool:
-    """Whether a method of that name changes what it belongs to, as `mul_` does."""
+    """Return whether a method of that name changes its owner, as `mul_` does."""
     return method.endswith("_") and not method.endswith("__")
 
 
@@ -266,11 +266,11 @@ _SETTING: Final = frozenset({ast.Call, ast.Subscript, ast.ExceptHandler, ast.Fun
 _LEAVES: Final = (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)
 _PLAIN: Final = {str, int, float, bool, bytes, complex, type(None), type(...), ast.Load, ast.Store, ast.Del}
 _spans: Final[dict[int, tuple[list[ast.AST], int, int]]] = {}
-"""Of each node the nodes of its function, and which of them are its own, by its id."""
+"""For each node, by its id: the nodes of its function, and which of them are its own."""
 
 
 def inside(node: ast.AST, without: tuple[ast.AST, ...] = ()) -> list[ast.AST]:
-    """All nodes in it, without those of functions and classes that are defined there, and `without` these."""
+    """Return all nodes in it, without those of functions and classes that are defined there, and `without` these."""
     if id(node) not in _spans or (isinstance(node, (*FUNCTIONS, ast.ClassDef)) and _spans[id(node)][1] != 0):
         _index(node, node, [])
     order, start, end = _spans[id(node)]
@@ -294,7 +294,7 @@ def _index(node: ast.AST, root: ast.AST, order: list[ast.AST]) -> None:
 
 
 def forget_text() -> None:
-    """Let go of all that was read."""
+    """Release everything that was read."""
     _spans.clear()
     assigned.cache_clear()
     names_in.cache_clear()
@@ -306,6 +306,6 @@ def _declared(node: ast.AST, kind: Callable[..., Any]) -> frozenset[str]:
 
 @functools.cache
 def names_in(node: ast.AST) -> frozenset[str]:
-    """The names that are read in it, functions within included."""
+    """Return the names that are read in it, functions within included."""
     nodes = ast.walk(node) if isinstance(node, FUNCTIONS) else inside(node)
     return frozenset(one.id for one in nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load))

@@ -1,4 +1,4 @@
-"""Statements of the script: how values go from one to the next. Loops have rules of their own (`loops.py`)."""
+"""Statements of the script: how values pass from one to the next. Loops have rules of their own (`loops.py`)."""
 
 import ast
 import sys
@@ -46,7 +46,7 @@ _TWICE: Final = frozenset(
 
 
 class Statements(Loops):
-    """Reads statements."""
+    """Reader of statements."""
 
     def run_block(self, block: list[ast.stmt]) -> None:
         """Read statements, one after the other, until a path ends."""
@@ -61,7 +61,7 @@ class Statements(Loops):
     # Names.
 
     def bind(self, target: Any, value: Value) -> None:
-        """Give a value to a name, or to whatever stands there."""
+        """Give a value to a name, or to any other target."""
         if isinstance(target, ast.Name):
             self._bind_name(target.id, value)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -127,7 +127,10 @@ class Statements(Loops):
             self._bind_part(node.target, combine([known, value]))
 
     def _changes_from_itself(self, target: ast.Attribute | ast.Subscript, node: ast.stmt) -> None:
-        """Something of a part, or of the data: once an epoch, and again if a recovery begins within it."""
+        """Find a part, or an object of the data, that is changed from itself once an epoch.
+
+        A recovery that begins within the epoch changes it again.
+        """
         steps = any(loop.commits and not loop.nested for frame in self.frames for loop in frame.loops)
         begins = all(frame.env is None or not frame.env.committed for frame in self.frames)
         if not begins or steps or not self.in_epochs():
@@ -178,7 +181,7 @@ class Statements(Loops):
         frame.env = join(after, frame.env)
 
     def _has_step(self, test: ast.expr) -> bool:
-        """Whether something in it is made from the state's step."""
+        """Return whether any value in it is made from the state's step."""
         places = (one for one in ast.walk(test) if isinstance(one, ast.Name | ast.Attribute))
         return any(self.read(one).root is Root.STEP for one in places)
 
@@ -236,7 +239,7 @@ class Statements(Loops):
                 after = join(after, frame.env)
         frame.env = after
 
-    # Where paths end.
+    # Ends of paths.
 
     def _return(self, node: ast.Return) -> None:
         value = self.read(node.value)
@@ -254,7 +257,7 @@ class Statements(Loops):
         self.frame.env = None
 
     def _hands_on(self, node: ast.Return) -> None:
-        """Weights that the training function returns are what the script goes on with; numbers beside them are not."""
+        """Find weights that the training function returns: the script goes on with them, not with other results."""
         left = [node.value]
         while left:
             one = left.pop()
@@ -290,7 +293,7 @@ class Statements(Loops):
                 loop.bounded = True
 
     def _leaves(self, node: ast.stmt) -> None:
-        """A loop is left here: behind a commit, a recovery at that very commit enters it once more."""
+        """Find a loop that is left behind a commit: a recovery at that very commit enters it once more."""
         self._asks(self.anchored)
         env, loop = self.frame.env, self.frame.loops[-1] if self.frame.loops else None
         if env is not None and env.committed and not self.timed and loop and loop.commits and not loop.nested:
@@ -304,7 +307,7 @@ class Statements(Loops):
 
 
 def _named(value: Value, name: str) -> Value:
-    """With `enumerate` sources under the name that the count has in the script."""
+    """Return a value whose unnamed sources, as of `enumerate`, have the name that the count has in the script."""
     found = [one for one in value.taints if one.name in UNNAMED]
     if not found:
         return value
@@ -325,7 +328,7 @@ def _cleans_up(statement: ast.stmt) -> bool:
 
 
 def _ends_the_training(handler: ast.ExceptHandler) -> bool:
-    """Whether it does something as for the last time: it calls functions, and lets the error out, or returns."""
+    """Return whether a handler acts as for the last time: it calls functions, and raises or returns."""
     calls = any(isinstance(one, ast.Call) for statement in handler.body for one in inside(statement))
     return calls and isinstance(handler.body[-1], ast.Raise | ast.Return)
 
@@ -335,7 +338,7 @@ def _goes_on(block: list[ast.stmt]) -> bool:
 
 
 def _is_within(target: ast.expr, value: ast.AST) -> bool:
-    """Whether a place is read in an expression, other than for its length."""
+    """Return whether a place is read in an expression, other than for its length."""
     if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "len":
         return False
     if isinstance(value, type(target)) and ast.unparse(value) == ast.unparse(target):
@@ -344,7 +347,7 @@ def _is_within(target: ast.expr, value: ast.AST) -> bool:
 
 
 def _loaded(target: Any) -> Any:
-    """The same as what is read."""
+    """Return a target as an expression that is read."""
     if isinstance(target, ast.Name):
         return ast.copy_location(ast.Name(target.id, ast.Load()), target)
     return target

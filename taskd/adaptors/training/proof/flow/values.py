@@ -1,10 +1,10 @@
-"""What is known of a value of the script, without running it: where it comes from, and whether a recovery changes it.
+"""Facts about a value of the script, found without running it: its origin, and whether a recovery changes it.
 
 Rules:
 
 1. A value is *tainted* by a source if it is another one after a recovery than without a fault.
-2. A name's value that a commit passes over is *pending*: it differs only for what reads it in a later step.
-3. Where two paths of the script meet, taints are joined. Of two roots the one that a recovery puts right wins.
+2. A name's value is *pending* once a commit has passed over it: it differs only for code that reads it in a later step.
+3. Where two paths of the script meet, taints are joined. Of two roots, the one that a recovery corrects wins.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 
 
 class Missing:
-    """Stands for an object or a constant that is not known."""
+    """Stand-in for an object or a constant that is not known."""
 
 
 MISSING: Final = Missing()
 
 
 class TaintKind(Enum):
-    """Why a value is another one after a recovery."""
+    """Reason why a value is another one after a recovery."""
 
     INDEX = "counts the batches of a pass"
     CUT = "ends a pass after a number of batches"
@@ -44,9 +44,9 @@ class Taint(NamedTuple):
     """One reason why values differ after a recovery.
 
     Attributes:
-        name: that of the script's variable, or what stands in the script.
+        name: name of the script's variable, or of the function that stands in the script.
         place: `file:line` where it is set.
-        loader: the part of the state whose pass it has to do with; "" for none.
+        loader: the part of the state whose pass is concerned; "" for none.
     """
 
     kind: TaintKind
@@ -56,10 +56,10 @@ class Taint(NamedTuple):
 
 
 class Root(IntEnum):
-    """What a value is made from."""
+    """Origin of a value."""
 
     FIXED = 0
-    """Constants, and what the set-up has made: the same when it is made again."""
+    """Constants, and results of the set-up: they are the same when they are made again."""
     CLOCK = 1
     VARIES = 2
     """Batches that were trained with, results of a model, random numbers."""
@@ -76,16 +76,16 @@ NONE: Final[Taints] = frozenset()
 
 
 class Value(NamedTuple):
-    """What is known of one value.
+    """Facts about one value.
 
     Attributes:
-        const: its value if that is a constant of the script or a plain object of the set-up.
+        const: its value, if that is a constant of the script or a plain object of the set-up.
         obj: the object itself, if it was there before the function was called.
         part: whether it is a part of the training: a model, an optimizer, or something of one.
-        head: the name whose value it is since the beginning of the loop's turn.
-        shape: what is known of it as something to iterate over, or to unpack.
-        behind: the source that it is unbound by, if the pass before was empty.
-        zero: the source by which it is zero then.
+        head: the name whose value it has been since the beginning of the loop's turn.
+        shape: facts about it as something to iterate over, or to unpack.
+        behind: the source that leaves it unbound, if the pass before was empty.
+        zero: the source that makes it zero then.
         held: whether it is a batch, or made from one alone, that was fetched before a commit and is used behind it.
     """
 
@@ -106,10 +106,10 @@ class Elements(NamedTuple):
     """A value as something to iterate over or to unpack.
 
     Attributes:
-        loader: the part of the state that it goes over; "" for none.
-        element: what each turn gives; None: a batch, if there is a loader.
+        loader: the part of the state that it iterates over; "" for none.
+        element: value of each turn; None: a batch, if there is a loader.
         items: the values that it consists of.
-        cut: the source that it ends by, before its loader does.
+        cut: the source that ends it before its loader ends.
         epochs: whether it is `state.epochs()`.
         each: whether it gives each batch of its loader once, and nothing else: the loader itself, or a progress bar.
     """
@@ -131,7 +131,7 @@ AT_CLOCK: Final = Value(root=Root.CLOCK)
 
 
 def combine(values: Iterable[Value]) -> Value:
-    """What is made of these values by reckoning."""
+    """Return the facts about a value that is computed from these values."""
     taints, pending, part = NONE, NONE, False
     roots = 0
     for value in values:
@@ -166,7 +166,7 @@ _KNOWN: Final = {
 
 
 def merge(one: Value, other: Value) -> Value:
-    """What is known where it may be either."""
+    """Return the facts that hold if a value may be either of two."""
     if one is other:
         return one
     return Value(
@@ -204,9 +204,9 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def comes_again(value: Value, first: Value | None, level: Root) -> bool:
-    """Whether the value is the same when the function is entered anew; `first` is what the name began with.
+    """Return whether a value is the same when the function is entered anew. `first`: first value of its name.
 
-    `level` is what it has to be made from, if it is made from the state.
+    `level`: the origin that it must have, if it is made from the state.
     """
     if value.root >= level or value.root is Root.CLOCK or (value.shape is not None and value.shape.loader):
         return True
@@ -216,11 +216,11 @@ def comes_again(value: Value, first: Value | None, level: Root) -> bool:
 
 
 class Env:
-    """The values of one function's names at one place of it.
+    """Values of one function's names at one place of it.
 
     Attributes:
         committed: whether a step was committed in this turn of the loop: 0 no, 1 perhaps, 2 yes.
-        late: names that were set since.
+        late: names that were set since that commit.
     """
 
     __slots__ = ("committed", "late", "names")
@@ -229,12 +229,12 @@ class Env:
         self.names, self.committed, self.late = names, committed, late
 
     def copy(self) -> "Env":
-        """Another one with the same values."""
+        """Return a copy with the same values."""
         return Env(self.names.copy(), self.committed, self.late)
 
 
 def join(one: Env | None, other: Env | None) -> Env | None:
-    """Where two paths meet; None for a path that comes to no end."""
+    """Return the values where two paths meet; None stands for a path that has ended."""
     if one is None or other is None:
         return other if one is None else one
     names = one.names.copy()
