@@ -35,7 +35,7 @@ def process() -> Iterator[Callable[[], PersistentIterators]]:
         for one in made:
             one.stop()
         made.append(PersistentIterators())
-        made[-1].watch()
+        made[-1].watch(passes=True)
         made[-1].enter()
         return made[-1]
 
@@ -122,12 +122,59 @@ def test_a_loader_that_is_made_for_each_evaluation_draws_each_time(process: Call
     assert evaluate(loader_of())
 
 
+def drawn(make: Callable[[], object]) -> bool:
+    before = torch.get_rng_state()
+    made.append(make())
+    return not torch.equal(before, torch.get_rng_state())
+
+
+made: list[object] = []
+"""Keeps iterators alive, as a loop does."""
+
+
+def passes() -> Iterator[int]:
+    made.clear()
+    loader: Loader = DataLoader(range(4))  # type: ignore[arg-type]
+    return iter(loader)
+
+
+def test_a_pass_that_goes_on_draws_no_second_number(process: Callable[[], PersistentIterators]) -> None:
+    """Its commit was in the middle of it. The next pass draws, and so does one that the commit had behind it."""
+    before, begun = process(), passes()
+    next(begun)
+    in_it = before.pack()
+    assert before.pack() is in_it
+    for _ in begun:
+        pass
+    behind_it = before.pack()
+    assert (bool(in_it), behind_it) == (True, b"")
+
+    after = process()
+    after.unpack(in_it)
+    assert [drawn(passes), drawn(passes)] == [False, True]
+    after.unpack(in_it)
+    assert not drawn(passes), "a survivor begins it again, too"
+    after.unpack(behind_it)
+    assert drawn(passes)
+
+
+def test_a_trainers_passes_are_its_adapters(process: Callable[[], PersistentIterators]) -> None:
+    process().stop()
+    alone = PersistentIterators()
+    alone.watch(passes=False)
+    try:
+        next(passes())
+        assert alone.pack() == b""
+    finally:
+        alone.stop()
+
+
 def test_the_position_has_the_counts_and_torch_is_left_as_it_was(process: Callable[[], PersistentIterators]) -> None:
     own = _BaseDataLoaderIter.__init__
     parameter = torch.nn.Parameter(torch.zeros(1))
     state = TrainState(optimizer=torch.optim.SGD([parameter]), loader=DataLoader(range(2)))  # type: ignore[arg-type]
     iterators = state._recovery.parts.iterators
-    iterators.watch()
+    iterators.watch(passes=True)
     assert evaluate(loader_of())
     assert _BaseDataLoaderIter.__init__ is not own
     iterators.stop()

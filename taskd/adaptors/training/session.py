@@ -111,7 +111,7 @@ class Session:
         self._open()
         self._runtime.session = self
         if not IN_WORKER.misfit():
-            self.recovery.parts.iterators.watch()
+            self.recovery.parts.iterators.watch(passes=not self.recovery.by_trainer)
         if self._runtime.rank == 0 and not self.recovery.by_trainer:
             self._strays.watch()
         try:

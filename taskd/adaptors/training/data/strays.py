@@ -37,7 +37,7 @@ class Strays:
 
         def noting(self: Any, loader: Any) -> Steps:
             yield ORIGINAL
-            if not hasattr(loader, "_taskd_place") and not _keeps_itself(loader):
+            if not hasattr(loader, "_taskd_place") and not keeps_itself(loader):
                 seen.append((weakref.ref(self), iterated_at()))
 
         dataloader._BaseDataLoaderIter.__init__ = around(own, noting)  # type: ignore[method-assign]
@@ -51,23 +51,24 @@ class Strays:
 
     def report(self) -> None:
         """Warn of the loaders that the first committed step came from, and stop."""
-        lines = {line for known, line in self._seen if _in_the_middle(known())}
+        lines = {line for known, line in self._seen if is_in_the_middle(known())}
         self.stop()
         for line in sorted(lines):
             _log.warning(
                 "the DataLoader iterated at %s is not a part of the TrainState: after a recovery it begins again, and "
-                "the random numbers that its iterator draws come twice; pass it, TrainState(…, loader=loader), and "
-                "skip nothing by hand",
+                "draws another order if it shuffles by itself; pass it, TrainState(…, loader=loader), and skip "
+                "nothing by hand",
                 line,
             )
 
 
-def _keeps_itself(loader: Any) -> bool:
+def keeps_itself(loader: Any) -> bool:
     """Return whether a loader has a state of its own: the TrainState has it by name, or the script restores it."""
     return callable(getattr(loader, "load_state_dict", None))
 
 
-def _in_the_middle(iterator: Any) -> bool:
+def is_in_the_middle(iterator: Any) -> bool:
+    """Return whether an iterator has begun its pass and not ended it. None has not begun one."""
     if iterator is None or not iterator._num_yielded:
         return False
     try:
