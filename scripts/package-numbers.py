@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import grimp
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "taskd"
 CORE, TRAINING = "taskd.core", "taskd.adaptors.training"
@@ -46,42 +48,21 @@ class Module(NamedTuple):
         """Number of lines."""
         return len(self.text.splitlines())
 
-    @property
-    def room(self) -> str:
-        """Name of the package."""
-        return self.name.rpartition(".")[0]
-
 
 def modules_of(package: Path) -> dict[str, Module]:
-    """Read the modules below a package's folder, by name. A package has the name of its `__init__.py`."""
+    """Read the modules below a package's folder, by name."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         if path not in GENERATED:
-            parts = path.relative_to(package.parent).with_suffix("").parts
-            name = ".".join(parts)
+            name = ".".join(path.relative_to(package.parent).with_suffix("").parts).removesuffix(".__init__")
             found[name] = Module(name, path.read_text(), ast.parse(path.read_bytes()))
     return found
 
 
-def imports_of(module: Module, known: Iterable[str]) -> set[str]:
-    """Return the known modules that a module imports directly."""
-    names = set(known)
-    found = set()
-    for node in ast.walk(module.tree):
-        wanted: list[str] = []
-        if isinstance(node, ast.Import):
-            wanted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            wanted = [
-                f"{node.module}.{alias.name}" if _is_known(f"{node.module}.{alias.name}", names) else node.module
-                for alias in node.names
-            ]
-        found |= {name if name in names else f"{name}.__init__" for name in wanted if _is_known(name, names)}
-    return found - {module.name}
-
-
-def _is_known(name: str, names: set[str]) -> bool:
-    return name in names or f"{name}.__init__" in names
+def imports_between(modules: Iterable[str]) -> Graph:
+    """Return the modules of taskd that each of these imports directly."""
+    graph = grimp.build_graph(PACKAGE.name, cache_dir=None)
+    return {name: graph.find_modules_directly_imported_by(name) for name in modules}
 
 
 def cycles(graph: Graph) -> list[list[str]]:
@@ -116,11 +97,16 @@ def cycles(graph: Graph) -> list[list[str]]:
 
 def between_rooms(graph: Graph, below: str) -> Graph:
     """Return the imports between the rooms below a package."""
+    packages = {name.rpartition(".")[0] for name in graph}
+
+    def room_of(name: str) -> str:
+        return name if name in packages else name.rpartition(".")[0]
+
     rooms: dict[str, set[str]] = {}
     for name, imported in graph.items():
         if name.startswith(f"{below}."):
-            room = name.rpartition(".")[0]
-            others = {other.rpartition(".")[0] for other in imported if other.startswith(f"{below}.")}
+            room = room_of(name)
+            others = {room_of(other) for other in imported if other.startswith(f"{below}.")}
             rooms.setdefault(room, set()).update(others - {room})
     return rooms
 
@@ -189,7 +175,7 @@ def ruff_counts(rules: Iterable[str]) -> Counter[str]:
 
 def sizes(modules: Mapping[str, Module], graph: Graph) -> Iterator[tuple[str, str]]:
     """Yield the numbers of files and lines."""
-    training = [module for name, module in modules.items() if name.startswith(f"{TRAINING}.")]
+    training = [module for name, module in modules.items() if f"{name}.".startswith(f"{TRAINING}.")]
     importers = Counter(other for imported in graph.values() for other in imported)
     short = [name for name, module in modules.items() if module.lines < SHORT_LINES and importers[name] == 1]
     yield "files in taskd", str(len(modules))
@@ -242,7 +228,7 @@ def wording(modules: Mapping[str, Module]) -> Iterator[tuple[str, str]]:
 def main() -> int:
     """Print the numbers, one a line."""
     modules = modules_of(PACKAGE)
-    graph = {name: imports_of(module, modules.keys()) for name, module in modules.items()}
+    graph = imports_between(modules)
     for name, value in (*sizes(modules, graph), *structure(modules, graph), *wording(modules)):
         print(f"{name}: {value}")
     return 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepare .venv and run the tests: about 25 minutes on 2 cores. Tests that measure no time run in parallel with the
+# Prepare .venv and run the tests: about 45 minutes on 2 cores. Tests that measure no time run in parallel with the
 # rest, on the processor time that the rest leaves idle.
 #
 #   --thorough   run only the tests that are left out otherwise: further cases of the properties that other tests check
@@ -23,7 +23,7 @@ case "$*" in
 "" | --quiet) pytest+=(-m "not thorough" "$@") ;;
 *) exec "${pytest[@]}" "$@" ;;
 esac
-echo "test: about 25 minutes on 2 cores; --thorough runs what is left out here" >&2
+echo "test: about 45 minutes on 2 cores; --thorough runs what is left out here" >&2
 # Lanes that run in parallel with the rest, each at a lower priority. Tests that measure durations are in the rest.
 simulated=(tests/{clusters,config,core,examples,sim,trainers})
 trained=(tests/training)

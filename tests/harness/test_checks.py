@@ -9,6 +9,7 @@ import pytest
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 reads = runpy.run_path(str(SCRIPTS / "check-environ.py"))["reads"]
 check_kinds = runpy.run_path(str(SCRIPTS / "check-kinds.py"))
+numbers = runpy.run_path(str(SCRIPTS / "package-numbers.py"))
 check_names = runpy.run_path(str(SCRIPTS / "check-names.py"))["main"]
 
 
@@ -77,3 +78,47 @@ def test_a_mix_up_that_passes_is_told_and_so_is_an_error_elsewhere() -> None:
 
 def test_a_file_without_mix_ups_is_refused() -> None:
     assert len(list(check_kinds["complaints"]("right()\n", {}))) == 1
+
+
+def test_import_cycles_of_modules_and_rooms() -> None:
+    graph = {
+        "p": set(),
+        "p.a": set(),
+        "p.a.x": {"p.b.y"},
+        "p.b": set(),
+        "p.b.y": {"p.a.z"},
+        "p.a.z": {"p.c"},
+        "p.c": {"p"},
+    }
+    assert numbers["cycles"](graph) == []
+    assert numbers["between_rooms"](graph, "p") == {"p.a": {"p.b", "p"}, "p.b": {"p.a"}, "p": set()}
+    assert numbers["cycles"](numbers["between_rooms"](graph, "p")) == [["p.a", "p.b"]]
+    assert numbers["cycles"]({**graph, "p": {"p.a.z"}}) == [["p", "p.a.z", "p.c"]]
+
+
+def test_attributes_assignments_and_tests_of_a_phase() -> None:
+    """An object's own attributes, assignments to others' attributes, and tests of a phase are counted."""
+    tree = ast.parse(
+        "class A:\n    x: int\n    def f(self, other):\n        self.y = other.z = 1\n        return other.z, self.w\n"
+        "def g(job, phase):\n    return job.phase is P.A or isinstance(phase, B) or phase.name or job == phase.x\n"
+    )
+    nodes = list(ast.walk(tree))
+    assert numbers["attributes_of"](tree.body[0]) == {"x", "y"}
+    assert sum(map(numbers["is_foreign_assignment"], nodes)) == 1
+    assert sum(map(numbers["is_phase_test"], nodes)) == 2
+
+
+def test_words_are_counted_in_docstrings_comments_and_names() -> None:
+    text = (
+        '"""Whether it is told."""\nheard_s = 1  # of it\nX = "said"\n"""Text below a field."""\nsayings = retold = 2\n'
+    )
+    module = numbers["Module"]("m", text, ast.parse(text))
+    assert list(numbers["docstrings"](module)) == ["Whether it is told.", "Text below a field."]
+    assert list(numbers["comments"](module)) == ["of it"]
+    assert [name for name in numbers["names_in"](module) if numbers["SPEECH"].search(name)] == ["heard_s"]
+    assert [bool(numbers["OPENING"].match(text)) for text in ("Whether", "of it", "Offer", "(What)")] == [
+        True,
+        True,
+        False,
+        True,
+    ]

@@ -56,6 +56,8 @@ def test_the_budget_is_the_jobs(make_job: MakeJob) -> None:
     assert job.recovered(1)["restart"]
     pids = job.pids
     job.wait(lambda: job.held("two") == pids[2], "the second process of rank 2")
+    names = [entry["event"] for entry in job.events]
+    assert "processes" not in names[names.index("recovered") :], "the recovery names processes that are in the journal"
     job.kill("two")
     assert job.ends() == [1, 1, 1]
     assert job.managers[0].wait(20) == 0

@@ -122,25 +122,32 @@ def test_a_loader_that_is_made_for_each_evaluation_draws_each_time(process: Call
     assert evaluate(loader_of())
 
 
-def drawn(make: Callable[[], object]) -> bool:
+def begin_pass(batches: object = None) -> tuple[Iterator[int], bool]:
+    """Return a new iterator, and whether torch's generator has drawn a number for it."""
     before = torch.get_rng_state()
-    made.append(make())
-    return not torch.equal(before, torch.get_rng_state())
+    begun = iter(DataLoader(range(4), batch_sampler=batches))  # type: ignore[arg-type]
+    return begun, not torch.equal(before, torch.get_rng_state())
 
 
-made: list[object] = []
-"""Keeps iterators alive, as a loop does."""
+class Batches:
+    """Batch sampler whose length costs much, draws a number, or is not known: so its length is read once a pass."""
 
+    def __init__(self, *, known: bool) -> None:
+        self.known, self.reads = known, 0
 
-def passes() -> Iterator[int]:
-    made.clear()
-    loader: Loader = DataLoader(range(4))  # type: ignore[arg-type]
-    return iter(loader)
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self) -> int:
+        self.reads += 1
+        if not self.known:
+            raise RuntimeError("no epoch was set")
+        return 2
 
 
 def test_a_pass_that_goes_on_draws_no_second_number(process: Callable[[], PersistentIterators]) -> None:
     """Its commit was in the middle of it. The next pass draws, and so does one that the commit had behind it."""
-    before, begun = process(), passes()
+    before, (begun, _) = process(), begin_pass()
     next(begun)
     in_it = before.pack()
     assert before.pack() is in_it
@@ -151,11 +158,27 @@ def test_a_pass_that_goes_on_draws_no_second_number(process: Callable[[], Persis
 
     after = process()
     after.unpack(in_it)
-    assert [drawn(passes), drawn(passes)] == [False, True]
+    resumed, *draws = begin_pass()
+    draws.append(begin_pass()[1])
+    assert draws == [False, True]
+    next(resumed)
     after.unpack(in_it)
-    assert not drawn(passes), "a survivor begins it again, too"
+    assert after.pack() == b"", "a survivor's pass has ended with the function"
+    assert not begin_pass()[1], "and is begun again"
     after.unpack(behind_it)
-    assert drawn(passes)
+    assert begin_pass()[1]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_length_of_a_pass_is_read_once_and_may_raise(
+    process: Callable[[], PersistentIterators], *, known: bool
+) -> None:
+    watched, batches = process(), Batches(known=known)
+    begun, _ = begin_pass(batches)
+    next(begun)
+    in_it = watched.pack()
+    assert watched.pack() is in_it
+    assert (bool(in_it), batches.reads) == (True, 1)
 
 
 def test_a_trainers_passes_are_its_adapters(process: Callable[[], PersistentIterators]) -> None:
@@ -163,7 +186,8 @@ def test_a_trainers_passes_are_its_adapters(process: Callable[[], PersistentIter
     alone = PersistentIterators()
     alone.watch(passes=False)
     try:
-        next(passes())
+        begun, _ = begin_pass()
+        next(begun)
         assert alone.pack() == b""
     finally:
         alone.stop()

@@ -1,4 +1,4 @@
-"""Iterators of data loaders outside of the state: those that a new process makes again draw no second number.
+"""Iterators of data loaders outside of the state: a new process begins them again without a second draw.
 
 Rules:
 
@@ -10,18 +10,20 @@ Rules:
    drops those that it has made since: the repeated step makes them again, with a draw.
 4. If a loader ends while the training function runs, its line makes a new loader each time, and draws in every process.
    Such a line is not counted.
-5. Any other loader makes an iterator for each pass. A position counts the passes, by line, that its commit was in. The
-   training function begins these again, and their first iterators draw no seed.
+5. Any other loader makes an iterator for each pass. A position counts the unfinished passes by line. When the training
+   function begins these again, their iterators draw no seed.
 """
 
 import weakref
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 import torch
 from torch.utils.data import dataloader
 
-from taskd.adaptors.training.data.strays import is_in_the_middle, iterated_at, keeps_itself
+from taskd.adaptors.training.data.strays import iterated_at, keeps_itself, length_of
 from taskd.runtime.worker.frameless import ORIGINAL, Steps, around
 
 OF_ITERATORS: Final = "\0iterators"
@@ -31,16 +33,34 @@ _Counts = dict[str, int]
 """Numbers of iterators, by the line that begins the loop."""
 
 
+@dataclass(slots=True)
+class _Pass:
+    """Pass of a loader that was begun at `line`. `batches`: their number, once it was needed."""
+
+    line: str
+    batches: float | None = None
+
+    def is_open(self, iterator: Any) -> bool:
+        """Return whether the pass has begun and not ended."""
+        if not iterator._num_yielded:
+            return False
+        if self.batches is None:
+            self.batches = length_of(iterator)
+        return bool(iterator._num_yielded < self.batches)
+
+
 class PersistentIterators:
     """Iterators that one process makes while its training function runs."""
 
     def __init__(self) -> None:
         self._made: dict[str, list[weakref.ref[Any]]] = {}
         self._restored: _Counts = {}
-        self._passes: dict[str, list[weakref.ref[Any]]] = {}
-        self._begun_again: _Counts = {}
+        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        """Passes of living iterators."""
+        self._to_resume: Counter[str] = Counter()
+        """Unfinished passes of the restored position that were not begun again yet."""
         self._open: _Counts = {}
-        """Passes that the newest packed position was in."""
+        """Unfinished passes of the newest packed position."""
         self._packed: bytes | None = None
         self._own: Any = None
         self._runs = False
@@ -58,10 +78,11 @@ class PersistentIterators:
                 yield ORIGINAL
                 return
             line = iterated_at()
-            before = torch.default_generator.get_state()
+            before = torch.default_generator.get_state() if self._has_drawn(line, persists=persists) else None
             yield ORIGINAL
-            if self._knows_persistent(line, loader) if persists else self._knows_pass(line, iterator):
+            if before is not None:
                 torch.default_generator.set_state(before)
+            self._count(line, iterator, loader, persists=persists)
 
         dataloader._BaseDataLoaderIter.__init__ = around(own, noted)  # type: ignore[method-assign]
 
@@ -81,7 +102,7 @@ class PersistentIterators:
 
     def pack(self) -> bytes:
         """Encode the counts, as b"" if there are none. Return the same object as before if they have not changed."""
-        open_passes = self._find_open() if self._passes else {}
+        open_passes = self._open_passes() if self._passes else {}
         if self._packed is None or open_passes != self._open:
             self._open = open_passes
             made = {line: len(loaders) for line, loaders in self._made.items()}
@@ -94,8 +115,8 @@ class PersistentIterators:
         """Go back to recorded counts. None changes nothing: the position has no counts."""
         if data is None:
             return
-        found = msgspec.msgpack.decode(data, type=tuple[_Counts, _Counts]) if data else ({}, {})
-        self._restored, self._begun_again = found
+        self._restored, unfinished = msgspec.msgpack.decode(data, type=tuple[_Counts, _Counts]) if data else ({}, {})
+        self._to_resume = Counter(unfinished)
         self._passes.clear()  # they have ended with the call of the training function
         for line, made in self._made.items():
             count = self._restored.get(line, 0)
@@ -108,31 +129,22 @@ class PersistentIterators:
 
     # Inside.
 
-    def _knows_pass(self, line: str, iterator: Any) -> bool:
-        """Count the iterator of a pass. Return whether its number was drawn before the restored position."""
-        alive = [one for one in self._passes.get(line, ()) if one() is not None]
-        self._passes[line] = [*alive, weakref.ref(iterator)]
-        again = self._begun_again.pop(line, 0)
-        if again > 1:
-            self._begun_again[line] = again - 1
-        return again > 0
+    def _has_drawn(self, line: str, *, persists: bool) -> bool:
+        """Return whether the rank has drawn the seed of this new iterator before the restored position."""
+        if persists:
+            return line not in self._anew and len(self._made.get(line, ())) < self._restored.get(line, 0)
+        return self._to_resume[line] > 0
 
-    def _knows_persistent(self, line: str, loader: Any) -> bool:
-        """Count the iterator of a loader that keeps it. Return whether a predecessor has drawn its number."""
-        made = self._made.setdefault(line, [])
-        known = line not in self._anew and len(made) < self._restored.get(line, 0)
-        made.append(weakref.ref(loader, self._forget))
-        self._packed = None
-        return known
+    def _count(self, line: str, iterator: Any, loader: Any, *, persists: bool) -> None:
+        if persists:
+            self._made.setdefault(line, []).append(weakref.ref(loader, self._forget))
+            self._packed = None
+        else:
+            self._to_resume[line] -= 1
+            self._passes[iterator] = _Pass(line)
 
-    def _find_open(self) -> _Counts:
-        """Count the passes that are under way, and forget those that have ended."""
-        for line, passes in list(self._passes.items()):
-            self._passes[line] = [one for one in passes if one() is not None]
-            if not self._passes[line]:
-                del self._passes[line]
-        counts = {line: sum(is_in_the_middle(one()) for one in passes) for line, passes in self._passes.items()}
-        return {line: count for line, count in counts.items() if count}
+    def _open_passes(self) -> _Counts:
+        return dict(Counter(one.line for iterator, one in self._passes.items() if one.is_open(iterator)))
 
     def _forget(self, gone: "weakref.ref[Any]") -> None:
         for line, made in self._made.items():

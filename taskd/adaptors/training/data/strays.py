@@ -8,6 +8,7 @@ Rules:
 """
 
 import logging
+import math
 import sys
 import weakref
 from types import FrameType
@@ -51,7 +52,8 @@ class Strays:
 
     def report(self) -> None:
         """Warn of the loaders that the first committed step came from, and stop."""
-        lines = {line for known, line in self._seen if is_in_the_middle(known())}
+        alive = [(iterator, line) for known, line in self._seen if (iterator := known()) is not None]
+        lines = {line for iterator, line in alive if 0 < iterator._num_yielded < length_of(iterator)}
         self.stop()
         for line in sorted(lines):
             _log.warning(
@@ -67,14 +69,15 @@ def keeps_itself(loader: Any) -> bool:
     return callable(getattr(loader, "load_state_dict", None))
 
 
-def is_in_the_middle(iterator: Any) -> bool:
-    """Return whether an iterator has begun its pass and not ended it. None has not begun one."""
-    if iterator is None or not iterator._num_yielded:
-        return False
+def length_of(iterator: Any) -> float:
+    """Return the number of batches of an iterator's pass; infinity if it is not known.
+
+    This may run a `__len__` of the script's, which may raise anything.
+    """
     try:
-        return bool(iterator._num_yielded < len(iterator))
-    except TypeError:
-        return True
+        return len(iterator)
+    except Exception:  # noqa: BLE001 - none of its errors may end a commit
+        return math.inf
 
 
 def iterated_at() -> str:
