@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Prepare .venv and run the tests: about 45 minutes on 2 cores. Tests that measure no time run in parallel with the
-# rest, on the processor time that the rest leaves idle.
+# Prepare .venv and run the tests: about 45 minutes on 2 cores. Many tests run in parallel with the rest, on the
+# processor time that the rest leaves idle; those that bound a duration (marker `timed`) do not.
 #
 #   --thorough   run only the tests that are left out otherwise: further cases of the properties that other tests check
 #   --quiet      passed to pytest
@@ -24,24 +24,26 @@ case "$*" in
 *) exec "${pytest[@]}" "$@" ;;
 esac
 echo "test: about 45 minutes on 2 cores; --thorough runs what is left out here" >&2
-# Lanes that run in parallel with the rest, each at a lower priority. Tests that measure durations are in the rest.
+# Lanes that run in parallel with the rest, each at a lower priority.
 simulated=(tests/{clusters,config,core,examples,sim,trainers})
 trained=(tests/training)
 compared=(tests/{cli,scripts,seams,torchrun})
 jobs=(tests/{actors,api,bare,ends,groups,harness,sharded} tests/e2e/test_{builds,chaos,ends,kills,loops,manager,nccl,newcomers,outsiders,scripts,setup,wrappers}.py)
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
-nice -n 19 "${pytest[@]}" --timeout=600 "${simulated[@]}" >"$logs/simulated" 2>&1 &
+others=(-m "not thorough and not timed" --timeout=600)
+nice -n 19 "${pytest[@]}" "${others[@]}" "${simulated[@]}" >"$logs/simulated" 2>&1 &
 beside=($!)
 # The next lane is separate because otherwise one core would be idle at the end.
-nice -n 15 "${pytest[@]}" --timeout=600 "${trained[@]}" >"$logs/trained" 2>&1 &
+nice -n 15 "${pytest[@]}" "${others[@]}" "${trained[@]}" >"$logs/trained" 2>&1 &
 beside+=($!)
-nice -n 10 "${pytest[@]}" --timeout=600 "${compared[@]}" >"$logs/compared" 2>&1 &
+nice -n 10 "${pytest[@]}" "${others[@]}" "${compared[@]}" >"$logs/compared" 2>&1 &
 beside+=($!)
-nice -n 10 "${pytest[@]}" --timeout=600 "${jobs[@]}" >"$logs/jobs" 2>&1 &
+nice -n 10 "${pytest[@]}" "${others[@]}" "${jobs[@]}" >"$logs/jobs" 2>&1 &
 beside+=($!)
 status=0
 "${pytest[@]}" "${simulated[@]/#/--ignore=}" "${trained[@]/#/--ignore=}" "${compared[@]/#/--ignore=}" "${jobs[@]/#/--ignore=}" || status=$?
+"${pytest[@]}" -m "not thorough and timed" "${simulated[@]}" "${trained[@]}" "${compared[@]}" "${jobs[@]}" || status=$?
 for lane in "${beside[@]}"; do
     wait "$lane" || status=$?
 done

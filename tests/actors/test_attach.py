@@ -53,6 +53,7 @@ def refused_after(ticket: Ticket, limit_s: float) -> tuple[float, str]:
     return time.monotonic() - begun_s, str(raised.value)
 
 
+@pytest.mark.timed
 def test_an_agent_that_does_not_read_its_ticket(
     ticket: Ticket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,6 +66,7 @@ def test_an_agent_that_does_not_read_its_ticket(
     assert "sleep" not in [Path(f"/proc/{child}/comm").read_text().strip() for child in children], "it was ended"
 
 
+@pytest.mark.timed
 def test_an_agent_that_says_nothing(ticket: Ticket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin_as(SAYS_NOTHING.format(pid=tmp_path / "pid"), tmp_path, monkeypatch)
     took_s, said = refused_after(ticket, 1.0)
@@ -73,6 +75,7 @@ def test_an_agent_that_says_nothing(ticket: Ticket, tmp_path: Path, monkeypatch:
     assert "expected it within 30 s and this call's timeout" in said
 
 
+@pytest.mark.timed
 def test_silent_strangers_at_all_names(ticket: Ticket, opened: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """They cost a rank one wait for all eight, and its agent finds no name."""
     monkeypatch.setattr(attaching, "_REACH_S", 0.5)

@@ -207,6 +207,7 @@ def silent(entrance: Entrance, opened: ExitStack, count: int) -> None:
         end.listen(8)
 
 
+@pytest.mark.timed
 def test_silent_strangers_cost_nothing_where_the_agent_answers(entrance: Entrance, opened: ExitStack) -> None:
     with Serving(entrance, {"RANK": "1"}) as serving:
         silent(Entrance(entrance.names[1:], entrance.key), opened, 2)
@@ -219,6 +220,7 @@ def test_silent_strangers_cost_nothing_where_the_agent_answers(entrance: Entranc
         assert serving.pids == [os.getpid()]
 
 
+@pytest.mark.timed
 def test_silent_strangers_cost_one_wait_together(
     entrance: Entrance, opened: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,6 +232,7 @@ def test_silent_strangers_cost_one_wait_together(
     assert caplog.text.count(f"process {os.getpid()} listens at a name of this rank's agent, and is silent") == 3
 
 
+@pytest.mark.timed
 def test_a_knock_ends_when_its_time_is_over(entrance: Entrance, opened: ExitStack) -> None:
     """Whether nobody proves anything, or one that has gives no answer."""
     silent(entrance, opened, 1)

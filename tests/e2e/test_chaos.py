@@ -25,11 +25,12 @@ def play(job: Job, *words: object) -> str:
 
 def test_a_killed_and_a_stopped_rank_are_replaced(make_job: MakeJob, same: Same) -> None:
     """The first waits at a point of its own, so that the step is known. The second is stopped until taskd ends it."""
-    points = [point("kill", 1, 4, "forward"), point("stop", 0, 8, "begin")]
+    points = [point("kill", 1, 4, "forward"), point("begun", 0, 4, "begin"), point("stop", 0, 8, "begin")]
     soon = "10"  # so few steps give no rhythm
     job = make_job(2).start("train.py", {"steps": STEPS, "points": points}, env={"TASKD_HANG_FIRST_S": soon})
     job.warm()
     victim = job.held("kill")
+    job.passed("begun")
     assert f"rank 1 (pid {victim}): SIGKILL\n" in play(job, "kill", 1)
     record = job.recovered(1)
     assert record["replaced"].keys() == {"1"}

@@ -33,9 +33,14 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
         point("three", 2, 8, "begin"),
         point("last", 0, 10, "begin"),
     ]
+    begun = {1: (4, [0, 2]), 2: (6, [1, 2]), 3: (8, [0])}
+    for step, others in begun.values():
+        points += [point(f"rank {rank} in step {step}", rank, step, "begin") for rank in others]
     job = make_job(3).start("train.py", {"steps": STEPS, "points": points, "loaders": True})
     for number, names in enumerate([("one",), ("zero",), ("two", "three")], start=1):
         job.warm()
+        step, others = begun[number]
+        job.passed(*(f"rank {rank} in step {step}" for rank in others))
         before = job.pids
         victims = set(job.kill(*names))
         record = job.recovered(number)
@@ -96,9 +101,7 @@ def test_first_and_last_steps(make_job: MakeJob, same: Same) -> None:
         point("end", 1, "end"),
     ]
     job = make_job(3).start("train.py", {"steps": STEPS, "points": points})
-    for name in ("inside 0", "inside 2"):
-        job.held(name)
-        job.release(name)
+    job.passed("inside 0", "inside 2")
     for number, names in enumerate([("first",), ("stepped", "committed"), ("end",)], start=1):
         victims = set(job.kill(*names))
         record = job.recovered(number)

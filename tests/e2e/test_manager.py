@@ -82,9 +82,10 @@ def test_the_command_serves_a_job(make_job: MakeJob, same: Same) -> None:
     job = make_job(2)
     here = {**job.environment(), "TASKD_PROCESS_ENABLE": None}
     with serving("--nodes", "1", "--procs-per-node", "2", "--port", "0", env=here) as served:
-        points = [point("one", 1, 4, "forward"), point("last", 0, 10, "begin")]
+        points = [point("one", 1, 4, "forward"), point("begun", 0, 4, "begin"), point("last", 0, 10, "begin")]
         job.start("train.py", {"steps": STEPS, "points": points}, env={"TASKD_MANAGER": served.address})
         job.held("one")
+        job.passed("begun")
         before = job.pids
         job.kill("one")
         record = job.recovered(1)

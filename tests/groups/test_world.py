@@ -79,6 +79,7 @@ def test_two_hundred_rebuilds(launcher: Launcher, port: int) -> None:
     all_succeed(launcher, "rounds", 3, port)
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("case", ["new_groups_after", "different", "interrupted"])
 def test_rebuild(launcher: Launcher, port: int, case: str) -> None:
     all_succeed(launcher, case, 2, port)
@@ -102,6 +103,7 @@ def test_plans_that_cannot_be(launcher: Launcher, port: int) -> None:
     Members(launcher, "outside", 1, port).expect_success(range(1))
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("case", ["unstick", "abandon", "never_formed", "own_timeout"])
 def test_a_stopped_peer(launcher: Launcher, port: int, case: str) -> None:
     members = Members(launcher, case, 3, port)

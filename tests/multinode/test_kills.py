@@ -30,15 +30,21 @@ def test_one_after_another_and_then_the_manager(make_job: MakeJob, same: Same) -
     """A rank, two ranks of two nodes at once, the manager while training goes on, and a rank under the new manager."""
     points = [
         point("one", 1, 3, "forward"),
+        point("rank 0 has begun", 0, 3, "begin"),
+        point("rank 2 has begun", 2, 3, "begin"),
         point("zero", 0, 5, "forward"),
         point("two", 2, 5, "begin"),
+        point("rank 1 has begun", 1, 5, "begin"),
         point("manager dies", 0, 7, "begin"),
         point("without", 0, 9, "begin"),
         point("again", 1, 9, "begin"),
     ]
     job = make_job(1).start("train.py", {"steps": STEPS, "points": points})
-    for number, names in enumerate([("one",), ("zero", "two")], start=1):
+    kills = [("one",), ("zero", "two")]
+    others = [("rank 0 has begun", "rank 2 has begun"), ("rank 1 has begun",)]
+    for number, (names, begun) in enumerate(zip(kills, others, strict=True), start=1):
         job.warm()
+        job.passed(*begun)
         before = job.pids
         record = recovered(job, number, job.kill(*names), before)
         assert all(record["warm"].values()), "a standby took over"

@@ -134,6 +134,7 @@ def test_a_group_without_one_is_killed_whole() -> None:
     assert not kept.pids
 
 
+@pytest.mark.timed
 def test_a_rank_waits_for_those_that_may_remove_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`tmp_path` takes the place of /dev/shm, where other jobs may have segments."""
     monkeypatch.setattr(segments, "_SEGMENTS", tmp_path)

@@ -58,6 +58,7 @@ def test_a_rank_that_does_not_come_there_says_so() -> None:
     assert asked(2, ask)[1] == "rank 0: it has skipped the step"
 
 
+@pytest.mark.timed
 def test_a_rank_that_never_comes_is_not_waited_for() -> None:
     begun_s = time.monotonic()
     one = Agreement(HashStore(), "check", 0, 2, nothing)

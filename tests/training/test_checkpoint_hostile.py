@@ -15,7 +15,7 @@ from taskd.adaptors.training.checkpoints.checkpoint import load_latest
 from tests.training.checkpoint_attack import LONG_S, Attack
 from tests.training.checkpoint_state import make
 
-pytestmark = pytest.mark.timeout(2 * LONG_S)
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(2 * LONG_S)]
 
 DEEP = b'{"later": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
 

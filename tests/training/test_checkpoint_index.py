@@ -15,7 +15,7 @@ from taskd.errors import CheckpointError, RestoreError
 from tests.training.checkpoint_attack import LONG_S, Attack, Strike
 from tests.training.checkpoint_state import make
 
-pytestmark = pytest.mark.timeout(2 * LONG_S)
+pytestmark = [pytest.mark.timed, pytest.mark.timeout(2 * LONG_S)]
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))

@@ -111,6 +111,7 @@ def test_junk_in_the_place_of_the_next_step_is_one_line(
     )
 
 
+@pytest.mark.timed
 def test_a_resolver_that_is_silent_does_not_hold_its_end_up(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = Held()
     monkeypatch.setattr(exchange, "own_host", resolver)
@@ -138,6 +139,7 @@ def test_a_thread_that_ends_late_leaves_the_next_copiers_step_alone(
     assert due[-1] == 7
 
 
+@pytest.mark.timed
 def test_a_thread_that_does_not_end_is_left_behind_and_makes_no_copy_whole(
     start: Start, folder: CopyFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,6 +234,7 @@ def test_only_the_ward_of_this_world_gets_in(key: str, ends: Ends) -> None:
     assert [str(error) for error in found] == ["told to stop"]
 
 
+@pytest.mark.timed
 def test_silent_connections_hold_nobody_up() -> None:
     over, found = threading.Event(), list[BaseException]()
     with waiting(over.is_set, found) as address, contextlib.ExitStack() as held:
@@ -328,6 +329,7 @@ def _name(thread: str) -> str:
     return Path(f"/proc/self/task/{thread}/comm").read_text().strip()
 
 
+@pytest.mark.timed
 def test_an_exchange_that_is_to_end_ends_at_once() -> None:
     over = threading.Event()
     with ring(stopped=over.is_set) as (first, _):

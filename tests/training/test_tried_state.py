@@ -117,6 +117,7 @@ def test_learning_rate_and_place_in_the_data_are_tried_too() -> None:
     assert "the Kept 'stream'" in second
 
 
+@pytest.mark.timed
 def test_no_tensor_is_copied() -> None:
     size = 1 << 40
     huge = torch.empty(1).as_strided((size,), (0,))

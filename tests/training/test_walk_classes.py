@@ -84,6 +84,7 @@ def test_a_table_of_first_losses() -> None:
     assert text.startswith("first['loss'] is set by the first step that finds it empty (")
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("value", [[[0.0] * 3_000_000] * 2, [1 << 20_000], [[1, [2, None]], (3, "a")]])
 def test_a_long_list_is_looked_at_in_no_time(value: Any) -> None:
     begun_s = time.monotonic()
