@@ -60,7 +60,7 @@ _MENDED = frozenset(
 """Scripts that are exact by mechanisms for few shapes of scripts each."""
 MUTATIONS = {
     "unchecked": Mutation({"TASKD_SELF_CHECK": "off"}, (SILENT,), 12),
-    "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, (REFUSED,), 6),
+    "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, (IDENTICAL, REFUSED, RESTARTED), 11),
     "unmended": Mutation({"TASKD_SELF_CHECK": "off", "SCRIPT_UNMENDED": "1"}, (SILENT, FAILED), len(_MENDED), _MENDED),
 }
 
