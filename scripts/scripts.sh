@@ -7,8 +7,8 @@
 #
 # --unseen runs the scripts that were written without knowledge of taskd's checks. --mutation runs the scripts that need
 # a certain mechanism, without it. "unchecked" switches the self-check off: at least 12 must be silently different.
-# "walks-alone" leaves only the walks of the self-check: at least 11 must be exact, refused or started anew. "unmended"
-# removes the corrections for a few kinds of scripts: all must end differently.
+# "walks-alone" leaves only the walks of the self-check: none may be silently different. "unmended" removes the
+# corrections for a few kinds of scripts: all must end differently.
 #
 #   bash scripts/scripts.sh [--json] [--only NAME] [--unseen | --mutation unchecked|walks-alone|unmended] [--list] [--random-kills N] [--seed S] [--keep]
 set -euo pipefail

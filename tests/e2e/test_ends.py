@@ -51,7 +51,6 @@ def test_torchrun_is_told_to_end(make_job: MakeJob, stranger: Job, leak_mark: st
     assert stranger.end() == 0
 
 
-@pytest.mark.timed
 @pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_graceful_stop_comes_to_the_end_of_the_script(make_job: MakeJob, number: int) -> None:

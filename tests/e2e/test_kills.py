@@ -33,13 +33,12 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
         point("three", 2, 8, "begin"),
         point("last", 0, 10, "begin"),
     ]
-    begun = {1: (4, [0, 2]), 2: (6, [1, 2]), 3: (8, [0])}
-    for step, others in begun.values():
+    kills = [(4, ("one",), (0, 2)), (6, ("zero",), (1, 2)), (8, ("two", "three"), (0,))]
+    for step, _, others in kills:
         points += [point(f"rank {rank} in step {step}", rank, step, "begin") for rank in others]
     job = make_job(3).start("train.py", {"steps": STEPS, "points": points, "loaders": True})
-    for number, names in enumerate([("one",), ("zero",), ("two", "three")], start=1):
+    for number, (step, names, others) in enumerate(kills, start=1):
         job.warm()
-        step, others = begun[number]
         job.passed(*(f"rank {rank} in step {step}" for rank in others))
         before = job.pids
         victims = set(job.kill(*names))
@@ -50,7 +49,7 @@ def test_warm_ranks_take_over(make_job: MakeJob, same: Same) -> None:
             assert loaders_live(job, pid) == {pid not in victims}
         assert all(record["warm"].values()), "a standby took over"
         assert not record["restart"]
-        assert record["target_step"] == [3, 5, 7][number - 1]
+        assert record["target_step"] == step - 1
     job.held("last")
     job.release("last")
     assert job.end() == 0

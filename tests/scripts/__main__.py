@@ -58,9 +58,24 @@ _MENDED = frozenset(
     )
 )
 """Scripts that are exact by mechanisms for few shapes of scripts each."""
+_WALKED = frozenset(
+    (
+        "callback_after_fault",
+        "callback_early",
+        "callback_reference",
+        "callback_shadow",
+        "ema_swapped_after_commit",
+        "ema_swapped_in_epochs",
+        "loss_weights",
+        "sharpness_aware",
+        "split_momentum",
+        "stream_with_memory",
+    )
+)
+"""Scripts that the walks alone find. Without the self-check each of them is silently different."""
 MUTATIONS = {
     "unchecked": Mutation({"TASKD_SELF_CHECK": "off"}, (SILENT,), 12),
-    "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, (IDENTICAL, REFUSED, RESTARTED), 11),
+    "walks-alone": Mutation({"SCRIPT_WALKS_ALONE": "1"}, (IDENTICAL, REFUSED, RESTARTED), len(_WALKED), _WALKED),
     "unmended": Mutation({"TASKD_SELF_CHECK": "off", "SCRIPT_UNMENDED": "1"}, (SILENT, FAILED), len(_MENDED), _MENDED),
 }
 
